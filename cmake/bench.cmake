@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: MIT
+# Every bench/bench_*.c is one program over the static library.
+file(GLOB KVS_BENCH_SRC CONFIGURE_DEPENDS bench/bench_*.c)
+foreach(src IN LISTS KVS_BENCH_SRC)
+  get_filename_component(name ${src} NAME_WE)
+  add_executable(${name} ${src} $<TARGET_OBJECTS:kvstate_objects>)
+  target_include_directories(${name} PRIVATE include src bench)
+  target_compile_definitions(${name} PRIVATE KVS_STATIC)
+  target_link_libraries(${name} PRIVATE kvs_flags Threads::Threads m)
+endforeach()

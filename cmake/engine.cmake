@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+# libkvstate_engine and the kvstate program.

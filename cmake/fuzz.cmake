@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+# Every tests/fuzz/fuzz_*.c is one libFuzzer program.

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: MIT */
+/* kvstate/codec.h: how one token's key or value vector of one head is stored. */
+#ifndef KVSTATE_CODEC_H
+#define KVSTATE_CODEC_H
+
+#include "kvstate/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum kvs_dtype {
+    KVS_F32 = 0,
+    KVS_F16 = 1,
+    KVS_BF16 = 2
+} kvs_dtype;
+
+/* A codec is a value: compare, copy and print it freely.
+ * Dense: bits = 0, the dtype is that of the elements.
+ * Affine: `bits` per code (2,3,4,5,6,8), `group` consecutive elements (32,64,128) share a scale and
+ * a bias of `dtype`; storage is MLX's `mx.quantize(mode="affine")` (CPU backend) bit for bit.
+ * `rotate`: vectors are multiplied by a normalised Hadamard matrix (blocks of the largest power of
+ * two that divides the head dim) before they are encoded. Reads undo it: for K the query is turned
+ * the same way, for V the output is turned back. Only for affine codecs. */
+typedef struct kvs_codec {
+    uint8_t bits;
+    uint8_t rotate;
+    uint16_t group;
+    kvs_dtype dtype;
+} kvs_codec;
+
+#define KVS_CODEC_DENSE(dtype_) {0, 0, 0, (dtype_)}
+#define KVS_CODEC_AFFINE(bits_, group_, dtype_) {(bits_), 0, (group_), (dtype_)}
+
+/* KVS_E_INVAL or KVS_E_UNSUPPORTED, and a message, unless vectors of `dim` (16..1024, a multiple of
+ * 8) can be stored: bits and group from the lists above, dim a multiple of the group. */
+KVS_API kvs_status kvs_codec_check(const kvs_codec *codec, uint32_t dim, kvs_err *err);
+
+/* Stored bytes of one vector of `dim` elements (codes, scales and biases); 0 if the check fails. */
+KVS_API size_t kvs_codec_row_bytes(const kvs_codec *codec, uint32_t dim);
+
+/* "f16", "bf16", "affine4:64" (f16 scales), "affine4:64/bf16", "q4" forms; see docs/plan.md.
+ * Writes at most n bytes with the NUL and returns the length that was needed. */
+KVS_API size_t kvs_codec_name(const kvs_codec *codec, char *dst, size_t n);
+/* Reads what kvs_codec_name writes, and "qN" = affineN:64 rotated, "affineN[:group]". */
+KVS_API kvs_status kvs_codec_parse(const char *name, kvs_codec *out, kvs_err *err);
+
+/* Encodes n rows of dim elements (row-major, `src_dtype`) without rotation: dense codecs write
+ * `words` only ([n][dim] elements), affine ones words [n][dim*bits/32] u32 and scales, biases
+ * [n][dim/group]. Every row is encoded on its own; threads are not used. */
+KVS_API kvs_status kvs_codec_encode(const kvs_ctx *ctx, const kvs_codec *codec, uint32_t dim,
+                                    size_t n, const void *src, kvs_dtype src_dtype, void *words,
+                                    void *scales, void *biases, kvs_err *err);
+/* Decodes to the codec's dtype with MLX's two roundings: T(T(code * scale) + bias); dense copies. */
+KVS_API kvs_status kvs_codec_decode(const kvs_ctx *ctx, const kvs_codec *codec, uint32_t dim,
+                                    size_t n, const void *words, const void *scales,
+                                    const void *biases, void *dst, kvs_err *err);
+/* Decodes to the f32 value that attention reads: fma(code, scale, bias), one rounding. */
+KVS_API kvs_status kvs_codec_decode_f32(const kvs_ctx *ctx, const kvs_codec *codec, uint32_t dim,
+                                        size_t n, const void *words, const void *scales,
+                                        const void *biases, float *dst, kvs_err *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

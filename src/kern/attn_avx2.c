@@ -1,0 +1,7 @@
+/* SPDX-License-Identifier: MIT */
+#include "kern/kern.h"
+
+void kvs__kern_init_attn_avx2(kvs__kern *k)
+{
+    (void)k;
+}

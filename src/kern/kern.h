@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: MIT */
+/* kern.h: the kernel table. Pure functions on raw pointers; one table per set of tiers. */
+#ifndef KVS_KERN_KERN_H
+#define KVS_KERN_KERN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <stdbool.h>
+
+#include "kvstate/codec.h"
+
+/* Tokens of a K tile: one AVX-512 vector, two of AVX2, four of NEON. */
+#define KVS__TILE 16u
+/* Tokens of a softmax chunk on the grid of absolute positions; the unit that threads share out. */
+#define KVS__CHUNK 256u
+#define KVS__CHUNK_TILES (KVS__CHUNK / KVS__TILE)
+
+/* How one token's K or V of one head is stored. */
+typedef struct kvs__shape {
+    uint32_t dim;    /* elements of a head, a multiple of 8 */
+    uint32_t bits;   /* 0: dense */
+    uint32_t group;  /* affine: elements that share a scale */
+    kvs_dtype dtype; /* of the elements (dense) or of scale and bias (affine) */
+} kvs__shape;
+
+/* Where it lies. Rows (V): data [n][dim] elements or [n][dim*bits/32] u32 words, scale and bias
+ * [n][dim/group]. Tile (K): the same with 16 tokens innermost: data [dim or words][16], scale and
+ * bias [dim/group][16]. */
+typedef struct kvs__planes {
+    const void *data;
+    const void *scale; /* NULL when dense */
+    const void *bias;
+} kvs__planes;
+
+#define KVS_KERN(name, class_, ret, args) typedef ret (*kvs__##name##_fn) args;
+#include "kern/kern.inc"
+#undef KVS_KERN
+
+typedef struct kvs__kern {
+#define KVS_KERN(name, class_, ret, args) kvs__##name##_fn name;
+#include "kern/kern.inc"
+#undef KVS_KERN
+} kvs__kern;
+
+/* The table for a set of KVS_TIER_*; tables are made once and live for ever. */
+const kvs__kern *kvs__kern_for(uint32_t tiers);
+
+/* One global symbol per file: each overwrites the fields it has. */
+void kvs__kern_init_ref(kvs__kern *k);
+void kvs__kern_init_codec_avx2(kvs__kern *k);
+void kvs__kern_init_codec_avx512(kvs__kern *k);
+void kvs__kern_init_codec_neon(kvs__kern *k);
+void kvs__kern_init_attn_avx2(kvs__kern *k);
+void kvs__kern_init_attn_avx512(kvs__kern *k);
+void kvs__kern_init_attn_neon(kvs__kern *k);
+
+/* 2^(-log2(block)/2) in f32. */
+static inline float kvs__hadamard_scale(size_t block)
+{
+    float s = 1.0f;
+    while (block >= 4) {
+        s *= 0.5f;
+        block /= 4;
+    }
+    return block == 2 ? s * 0x1.6a09e6p-1f : s;
+}
+
+#endif
