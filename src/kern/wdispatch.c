@@ -47,6 +47,14 @@ const kvs__wkern *kvs__wkern_for(uint32_t tiers)
     return &tables[tiers & KVS_TIER_AVX2 ? SET_AVX2 : SET_REF];
 }
 
+size_t kvs__wmat_panel_rows(size_t k)
+{
+    size_t rows = KVS__WPANEL_BYTES / sizeof(float) / (k ? k : 1);
+    rows = rows > KVS__WPANEL_ROWS ? KVS__WPANEL_ROWS : rows;
+    rows = rows / KVS__WTILE_ROWS * KVS__WTILE_ROWS;
+    return rows ? rows : KVS__WTILE_ROWS;
+}
+
 size_t kvs__wmat_scratch(size_t k)
 {
     /* a panel of at least one tile of whole rows, and the lanes of its outputs for a tile of x */

@@ -34,6 +34,8 @@ const kvs__wkern *kvs__wkern_for(uint32_t tiers);
 /* Bytes of scratch that matmul needs for rows of k elements, the same for every tier; a multiple of
  * 64. Saturates at SIZE_MAX, which no allocator grants. */
 size_t kvs__wmat_scratch(size_t k);
+/* Rows of W that matmul decodes at a time, a multiple of KVS__WTILE_ROWS. */
+size_t kvs__wmat_panel_rows(size_t k);
 
 /* Sizes that scratch and driver agree on. */
 #define KVS__WPANEL_BYTES (256u << 10) /* decoded rows: half of a 512 KiB second-level cache */

@@ -382,11 +382,7 @@ static void panel_tiles(const w_panel *p, const float *x, size_t ldx, size_t row
 static void panel_rows(float *y, size_t ldy, const float *x, size_t ldx, size_t rows,
                        const kvs__wrows *w, float *scratch)
 {
-    size_t k_pad = (w->k + PAD - 1) / PAD * PAD;
-    size_t most = KVS__WPANEL_BYTES / sizeof(float) / (k_pad ? k_pad : PAD) / KVS__WTILE_ROWS *
-                  KVS__WTILE_ROWS;
-    most = most > KVS__WPANEL_ROWS ? KVS__WPANEL_ROWS : most;
-    most = most < KVS__WTILE_ROWS ? KVS__WTILE_ROWS : most;
+    size_t most = kvs__wmat_panel_rows((w->k + PAD - 1) / PAD * PAD);
     w_panel p = {.lanes = scratch, .k_full = w->k / PAD * PAD};
     p.data = scratch + (size_t)TILE_R * KVS__WPANEL_ROWS * LANES;
     for (size_t j0 = 0; j0 < w->n; j0 += most) {
