@@ -190,8 +190,8 @@ static void v_rows(float *dst, size_t ldd, const kvs__shape *s, const kvs__plane
             }
             uint32_t code = code_at((const uint32_t *)rows->data + j * words, 1, s->bits, d);
             size_t g = j * (s->dim / s->group) + d / s->group;
-            dst[d] = fmaf((float)code, load(rows->scale, s->dtype, g),
-                          load(rows->bias, s->dtype, g));
+            dst[d] =
+                fmaf((float)code, load(rows->scale, s->dtype, g), load(rows->bias, s->dtype, g));
         }
     }
 }
