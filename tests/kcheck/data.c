@@ -56,7 +56,7 @@ static float huge(kc_rng *r)
     return kvs__f32_bits((uint32_t)(z & 0x807fffffu) | exponent << 23);
 }
 
-static void fill_run(kc_rng *r, kc_data kind, float *dst, size_t n)
+static void fill_run(kc_rng *r, kc_data kind, uint64_t zeros, float *dst, size_t n)
 {
     float base = kc_normal(r);
     float sign = kc_below(r, 2) ? 1.0f : -1.0f;
@@ -72,7 +72,7 @@ static void fill_run(kc_rng *r, kc_data kind, float *dst, size_t n)
             dst[i] = kvs__f32_bits((uint32_t)kc_u64(r) & 0x807fffffu);
             break;
         case KC_ZERO:
-            dst[i] = kc_below(r, 2) ? 0.0f : -0.0f;
+            dst[i] = kc_u64(r) >> 40 < zeros ? -0.0f : 0.0f;
             break;
         case KC_CONST:
             dst[i] = base;
@@ -111,12 +111,15 @@ static void fill_run(kc_rng *r, kc_data kind, float *dst, size_t n)
     }
 }
 
+/* Signs of zeros are drawn for a whole buffer: all +, all - or mixed, since a sum is -0 only where
+ * every term is. */
 void kc_fill_f32(kc_rng *r, kc_data kind, float *dst, size_t n)
 {
+    uint64_t zeros = (uint64_t)kc_below(r, 3) << 23;
     for (size_t i = 0; i < n; i += RUN) {
         size_t run = n - i < RUN ? n - i : RUN;
         kc_data k = kind == KC_MIX ? (kc_data)kc_below(r, KC_MIX) : kind;
-        fill_run(r, k, dst + i, run);
+        fill_run(r, k, zeros, dst + i, run);
     }
 }
 
