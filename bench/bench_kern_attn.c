@@ -2,7 +2,7 @@
 /* bench_kern_attn: speed of the attention kernels, per tier, codec and number of query rows.
  *
  * `attend` is what a read of one KV head costs without softmax: k_tile, qk, v_rows and pv over all
- * tokens. Elements are those of K and V together, in Gelem/s and per cycle of the core; `L2`: 256
+ * tokens; `direct`: the same by qk_direct and pv_direct. Elements are those of K and V together, in Gelem/s and per cycle of the core; `L2`: 256
  * tokens over and over; `DRAM`: many times the caches. Limits, measured in the same run: rows
  * products per element at the tier's f32 FMA peak; the read bandwidth for DRAM. Figures are medians
  * of passes of a few ms, tiers interleaved. CSV: bench,case,value,unit,limit,ratio.
@@ -44,7 +44,7 @@ static const codec codecs[] = {
 };
 #define N_CODECS (sizeof codecs / sizeof codecs[0])
 
-static const size_t row_counts[] = {1, 3, 4, 8, 64};
+static const size_t row_counts[] = {1, 2, 3, 4, 6, 8, 64};
 #define N_ROW_COUNTS (sizeof row_counts / sizeof row_counts[0])
 
 typedef struct tier {
@@ -271,8 +271,20 @@ static void values(const kvs__kern *k, const head *h, size_t rows, size_t from, 
     }
 }
 
-typedef enum op { OP_ATTEND, OP_K_TILE, OP_V_ROWS, OP_QK, OP_PV, OP_SOFTMAX, N_OPS } op;
-static const char *const op_names[N_OPS] = {"attend", "k_tile", "v_rows", "qk", "pv", "softmax"};
+static void direct(const kvs__kern *k, const head *h, size_t rows, size_t from, size_t n)
+{
+    kvs__planes tiles[KVS__CHUNK_TILES];
+    for (size_t t = 0; t < n / KVS__TILE; t++) {
+        tiles[t] = at_token(h, h->k, from + t * KVS__TILE);
+    }
+    k->qk_direct(s, KVS__CHUNK, q, DIM, rows, &h->shape, tiles, n / KVS__TILE);
+    kvs__planes run = at_token(h, h->v, from);
+    k->pv_direct(acc, DIM, s, KVS__CHUNK, rows, &h->shape, &run, n);
+}
+
+typedef enum op { OP_ATTEND, OP_DIRECT, OP_K_TILE, OP_V_ROWS, OP_QK, OP_PV, OP_SOFTMAX, N_OPS } op;
+static const char *const op_names[N_OPS] = {"attend", "direct", "k_tile", "v_rows",
+                                            "qk",     "pv",     "softmax"};
 
 static void work(op what, const kvs__kern *k, const head *h, size_t rows)
 {
@@ -286,6 +298,9 @@ static void work(op what, const kvs__kern *k, const head *h, size_t rows)
         case OP_ATTEND:
             scores(k, h, rows, from, KVS__CHUNK);
             values(k, h, rows, from, KVS__CHUNK);
+            break;
+        case OP_DIRECT:
+            direct(k, h, rows, from, KVS__CHUNK);
             break;
         case OP_K_TILE:
             for (size_t t = 0; t < KVS__CHUNK; t += KVS__TILE) {
@@ -323,13 +338,13 @@ static double elements(op what, const head *h, size_t rows)
     if (what == OP_SOFTMAX) {
         return tokens * (double)rows;
     }
-    return tokens * DIM * (what == OP_ATTEND ? 2 : 1);
+    return tokens * DIM * (what <= OP_DIRECT ? 2 : 1);
 }
 
 static double limit_of(op what, const tier *t, const head *h, size_t rows, bool dram)
 {
     double limit = 0;
-    if (what == OP_ATTEND || what == OP_QK || what == OP_PV) {
+    if (what <= OP_DIRECT || what == OP_QK || what == OP_PV) {
         limit = t->peak / (double)rows;
     }
     if (dram) {
@@ -404,6 +419,7 @@ static void run_codec(const codec *c, uint8_t *k, uint8_t *v, uint16_t *scale, b
     fill(c, v, DRAM_BYTES);
     for (size_t i = 0; i < N_ROW_COUNTS; i++) {
         measure(OP_ATTEND, c, &h, row_counts[i], false);
+        measure(OP_DIRECT, c, &h, row_counts[i], false);
     }
     if (c->shape.bits || c->shape.dtype != KVS_F32) {
         measure(OP_K_TILE, c, &h, 1, false);
@@ -420,6 +436,7 @@ static void run_codec(const codec *c, uint8_t *k, uint8_t *v, uint16_t *scale, b
     for (size_t i = 0; i < N_ROW_COUNTS && !quick; i++) {
         if (row_counts[i] <= 8) {
             measure(OP_ATTEND, c, &h, row_counts[i], true);
+            measure(OP_DIRECT, c, &h, row_counts[i], true);
         }
     }
 }

@@ -30,6 +30,15 @@
     BLOCK(6, 1)                                                                                    \
     BLOCK(6, 2)
 
+#define DIRECT_ROWS 4
+#define T_MAX       2
+#define C_MAX       8
+#define DIRECT_SHAPES(X)                                                                           \
+    X(1, 2, 8)                                                                                     \
+    X(2, 1, 4)                                                                                     \
+    X(3, 1, 2)                                                                                     \
+    X(4, 1, 2)
+
 typedef __m256 vf;
 typedef __m256i vi;
 typedef __m256 vm;
@@ -194,8 +203,10 @@ INLINE vi v_codes(const uint8_t *block, uint32_t bits, size_t c)
 }
 
 #include "kern/attn_simd.h"
+/* after attn_simd.h */
+#include "kern/attn_direct.h"
 
 void kvs__kern_init_attn_avx2(kvs__kern *k)
 {
-    init(k);
+    attn_init(k);
 }

@@ -37,6 +37,19 @@
     BLOCK(8, 1)                                                                                    \
     BLOCK(8, 2)
 
+#define DIRECT_ROWS 8
+#define T_MAX       4
+#define C_MAX       4
+#define DIRECT_SHAPES(X)                                                                           \
+    X(1, 4, 4)                                                                                     \
+    X(2, 4, 4)                                                                                     \
+    X(3, 2, 4)                                                                                     \
+    X(4, 2, 4)                                                                                     \
+    X(5, 2, 2)                                                                                     \
+    X(6, 2, 2)                                                                                     \
+    X(7, 2, 2)                                                                                     \
+    X(8, 2, 2)
+
 typedef __m512 vf;
 typedef __m512i vi;
 typedef __mmask16 vm;
@@ -205,8 +218,10 @@ INLINE vi v_codes(const uint8_t *block, uint32_t bits, size_t c)
 }
 
 #include "kern/attn_simd.h"
+/* after attn_simd.h */
+#include "kern/attn_direct.h"
 
 void kvs__kern_init_attn_avx512(kvs__kern *k)
 {
-    init(k);
+    attn_init(k);
 }

@@ -15,7 +15,8 @@
 
 #include "kern/math.h"
 
-#define TILE_VECS (KVS__TILE / VW)
+#define TILE_VECS  (KVS__TILE / VW)
+#define BLOCK_VECS (32 / VW) /* vectors of a block of 32 codes of a row */
 /* Full unrolling is what keeps a block's accumulators in registers. */
 #define UNROLL _Pragma("GCC unroll 64")
 
@@ -151,7 +152,7 @@ INLINE void v_affine(float *dst, size_t ldd, const kvs__shape *s, const kvs__pla
             vf bias = vf_set(load1(rows->bias, s->dtype, j * n_groups + g));
             float *out = dst + j * ldd + g * s->group;
             for (size_t d = 0; d < s->group; d += 32) {
-                UNROLL for (size_t c = 0; c < 32 / VW; c++)
+                UNROLL for (size_t c = 0; c < BLOCK_VECS; c++)
                 {
                     vf code = vf_from_u32(v_codes(w, bits, c));
                     vf_st(out + d + c * VW, vf_fma(code, scale, bias));
@@ -432,15 +433,5 @@ static void merge(float *acc, float *m, float *l, const float *acc2, float m2, f
     }
     *l = fmaf(*l, a, l2 * b);
     *m = top;
-}
-
-static void init(kvs__kern *k)
-{
-    k->k_tile = k_tile;
-    k->v_rows = v_rows;
-    k->qk = qk;
-    k->softmax = softmax;
-    k->pv = pv;
-    k->merge = merge;
 }
 #endif
