@@ -14,6 +14,10 @@ typedef __m256 vec;
 #define vfma _mm256_fmadd_ps
 #define TILE_R 2u
 #define TILE_C 6u
+#define FUSED_MAX 4u
+#define FUSED_SHARED 0
+#define FUSED_MORE(T, parts, bytes)
+#define FUSED_MORE_OPS(T)
 #define FUSED_COLS_1 4
 #define FUSED_COLS_2 2
 #define FUSED_COLS_3 1

@@ -3,6 +3,8 @@
  *
  * The tier has defined before: vec, VL (floats of a vec: 4, 8 or 16), vload, vstore, vzero, vfma
  * (a * b + c), TILE_R x TILE_C (outputs of a register tile), HOLD (keeps a vector in a register),
+ * FUSED_MAX (most rows of x that go the fused way), FUSED_COLS_N (rows of W side by side for N of x),
+ * FUSED_SHARED (registers suffice to hold a part of all of these),
  * reduce4 (four times 16 lanes -> four sums) and, for each type T, hdr_T and dec_T.
  *
  * Two ways, one order of operations: a lane is a sequence of fma over ascending k in both.
@@ -25,7 +27,6 @@
 #define PAD 32u
 #define PASSES (LANES / VL)
 #define VECS (PAD / VL)
-#define FUSED_MAX 4u /* most rows of x that go the fused way */
 #define SMALL_ROWS 16u
 #define ROW_STEP 32u /* rows of W whose lanes are reduced together on the fused way */
 #define AHEAD 4096u  /* bytes between use and prefetch */
@@ -70,7 +71,7 @@ AI void prefetch(const uint8_t *p, size_t bytes)
 
 /* -- fused */
 
-/* One part of 32 elements of `cols` rows of W times `rows` rows of x. */
+/* v[VECS] of one row of W times `rows` rows of x; acc [rows][PASSES]. */
 AI void fused_part(vec *acc, const vec *v, const float *x, size_t ldx, unsigned rows)
 {
     UNROLL for (unsigned r = 0; r < rows; r++)
@@ -79,6 +80,25 @@ AI void fused_part(vec *acc, const vec *v, const float *x, size_t ldx, unsigned 
         {
             vec *a = &acc[r * PASSES + i % PASSES];
             *a = vfma(vload(x + r * ldx + i * VL), v[i], *a);
+        }
+    }
+}
+
+/* The same for `cols` rows of W, each load of x shared by all. */
+AI void fused_block(vec acc[][FUSED_MAX * PASSES], vec v[][VECS], const float *x, size_t ldx,
+                    unsigned rows, unsigned cols)
+{
+    UNROLL for (unsigned r = 0; r < rows; r++)
+    {
+        UNROLL for (unsigned i = 0; i < VECS; i++)
+        {
+            vec xv = vload(x + r * ldx + i * VL);
+            HOLD(xv);
+            UNROLL for (unsigned c = 0; c < cols; c++)
+            {
+                vec *a = &acc[c][r * PASSES + i % PASSES];
+                *a = vfma(xv, v[c][i], *a);
+            }
         }
     }
 }
@@ -116,11 +136,16 @@ AI void fused_cols(const fused_args *f, unsigned rows, unsigned cols, hdr_fn hdr
         }
         UNROLL for (unsigned s = 0; s < parts; s++, x += PAD)
         {
+            vec v[4][VECS];
             UNROLL for (unsigned c = 0; c < cols; c++)
             {
-                vec v[VECS];
-                dec(w + c * f->row_bytes, h[c], s, v);
-                fused_part(acc[c], v, x, f->ldx, rows);
+                dec(w + c * f->row_bytes, h[c], s, v[c]);
+                if (!FUSED_SHARED) {
+                    fused_part(acc[c], v[c], x, f->ldx, rows);
+                }
+            }
+            if (FUSED_SHARED) {
+                fused_block(acc, v, x, f->ldx, rows, cols);
             }
         }
     }
@@ -323,7 +348,8 @@ typedef struct type_ops {
     FUSED_FN(T, parts, bytes, 1)                                                                   \
     FUSED_FN(T, parts, bytes, 2)                                                                   \
     FUSED_FN(T, parts, bytes, 3)                                                                   \
-    FUSED_FN(T, parts, bytes, 4)
+    FUSED_FN(T, parts, bytes, 4)                                                                   \
+    FUSED_MORE(T, parts, bytes)
 #define FUSED_FN(T, parts, bytes, rows)                                                            \
     static void fused_##T##_##rows(float *y, size_t ldy, const float *x, size_t ldx,               \
                                    const kvs__wrows *w, float *lanes)                              \
@@ -333,7 +359,9 @@ typedef struct type_ops {
     }
 #define TYPE_OPS(T, NAME)                                                                          \
     [KVS__W_##NAME] = {                                                                            \
-        pack_##T, plain_##T, {fused_##T##_1, fused_##T##_2, fused_##T##_3, fused_##T##_4}}
+        pack_##T,                                                                                  \
+        plain_##T,                                                                                 \
+        {fused_##T##_1, fused_##T##_2, fused_##T##_3, fused_##T##_4 FUSED_MORE_OPS(T)}}
 
 /* Defined by the tier after its TYPE_FNS and TILE_FN. */
 static const type_ops ops[KVS__W_BF16 + 1];
