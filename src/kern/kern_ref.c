@@ -123,36 +123,45 @@ static void affine_decode_mlx(void *dst, const uint32_t *words, const void *scal
     }
 }
 
+/* Element d of token i of a tile. */
+static float k_value(const kvs__shape *s, const kvs__planes *t, size_t d, size_t i)
+{
+    if (s->bits == 0) {
+        return kvs__load_elem(t->data, s->dtype, d * KVS__TILE + i);
+    }
+    uint32_t code = kvs__code_at((const uint32_t *)t->data + i, KVS__TILE, s->bits, d);
+    size_t g = d / s->group * KVS__TILE + i;
+    return fmaf((float)code, kvs__load_elem(t->scale, s->dtype, g),
+                kvs__load_elem(t->bias, s->dtype, g));
+}
+
+/* Element d of row j. */
+static float v_value(const kvs__shape *s, const kvs__planes *rows, size_t j, size_t d)
+{
+    if (s->bits == 0) {
+        return kvs__load_elem(rows->data, s->dtype, j * s->dim + d);
+    }
+    size_t words = (size_t)s->dim * s->bits / 32;
+    uint32_t code = kvs__code_at((const uint32_t *)rows->data + j * words, 1, s->bits, d);
+    size_t g = j * (s->dim / s->group) + d / s->group;
+    return fmaf((float)code, kvs__load_elem(rows->scale, s->dtype, g),
+                kvs__load_elem(rows->bias, s->dtype, g));
+}
+
 static void k_tile(float *dst, const kvs__shape *s, const kvs__planes *t)
 {
     for (size_t d = 0; d < s->dim; d++) {
         for (size_t i = 0; i < KVS__TILE; i++) {
-            float *out = &dst[d * KVS__TILE + i];
-            if (s->bits == 0) {
-                *out = kvs__load_elem(t->data, s->dtype, d * KVS__TILE + i);
-                continue;
-            }
-            uint32_t code = kvs__code_at((const uint32_t *)t->data + i, KVS__TILE, s->bits, d);
-            size_t g = d / s->group * KVS__TILE + i;
-            *out = fmaf((float)code, kvs__load_elem(t->scale, s->dtype, g),
-                        kvs__load_elem(t->bias, s->dtype, g));
+            dst[d * KVS__TILE + i] = k_value(s, t, d, i);
         }
     }
 }
 
 static void v_rows(float *dst, size_t ldd, const kvs__shape *s, const kvs__planes *rows, size_t n)
 {
-    size_t words = (size_t)s->dim * s->bits / 32;
-    for (size_t j = 0; j < n; j++, dst += ldd) {
+    for (size_t j = 0; j < n; j++) {
         for (size_t d = 0; d < s->dim; d++) {
-            if (s->bits == 0) {
-                dst[d] = kvs__load_elem(rows->data, s->dtype, j * s->dim + d);
-                continue;
-            }
-            uint32_t code = kvs__code_at((const uint32_t *)rows->data + j * words, 1, s->bits, d);
-            size_t g = j * (s->dim / s->group) + d / s->group;
-            dst[d] = fmaf((float)code, kvs__load_elem(rows->scale, s->dtype, g),
-                          kvs__load_elem(rows->bias, s->dtype, g));
+            dst[j * ldd + d] = v_value(s, rows, j, d);
         }
     }
 }
@@ -169,6 +178,21 @@ static void qk(float *s, size_t lds, const float *q, size_t ldq, size_t rows, co
                 }
                 s[r * lds + t * KVS__TILE + i] = sum;
             }
+        }
+    }
+}
+
+static void qk_direct(float *s, size_t lds, const float *q, size_t ldq, size_t rows,
+                      const kvs__shape *shape, const kvs__planes *tiles, size_t n_tiles)
+{
+    for (size_t r = 0; r < rows; r++) {
+        for (size_t i = 0; i < n_tiles * KVS__TILE; i++) {
+            const kvs__planes *tile = &tiles[i / KVS__TILE];
+            float sum = 0.0f;
+            for (size_t d = 0; d < shape->dim; d++) {
+                sum = fmaf(q[r * ldq + d], k_value(shape, tile, d, i % KVS__TILE), sum);
+            }
+            s[r * lds + i] = sum;
         }
     }
 }
@@ -214,6 +238,20 @@ static void pv(float *acc, size_t lda, const float *p, size_t ldp, size_t rows, 
             float sum = acc[r * lda + d];
             for (size_t j = 0; j < n; j++) {
                 sum = fmaf(p[r * ldp + j], v[j * ldv + d], sum);
+            }
+            acc[r * lda + d] = sum;
+        }
+    }
+}
+
+static void pv_direct(float *acc, size_t lda, const float *p, size_t ldp, size_t rows,
+                      const kvs__shape *shape, const kvs__planes *v, size_t n)
+{
+    for (size_t r = 0; r < rows; r++) {
+        for (size_t d = 0; d < shape->dim; d++) {
+            float sum = acc[r * lda + d];
+            for (size_t j = 0; j < n; j++) {
+                sum = fmaf(p[r * ldp + j], v_value(shape, v, j, d), sum);
             }
             acc[r * lda + d] = sum;
         }
