@@ -30,6 +30,7 @@
     BLOCK(6, 1)                                                                                    \
     BLOCK(6, 2)
 
+#define TIGHT(R)    ((R) > 3)
 #define DIRECT_ROWS 4
 #define T_MAX       2
 #define C_MAX       8

@@ -37,6 +37,7 @@
     BLOCK(8, 1)                                                                                    \
     BLOCK(8, 2)
 
+#define TIGHT(R)    0
 #define DIRECT_ROWS 8
 #define T_MAX       4
 #define C_MAX       4
