@@ -156,6 +156,65 @@ static void test_concurrent(void **state)
     kvs_ctx_free(ctx);
 }
 
+/* Items 0 and 1 meet, so that two threads at least go for the rest at the same moment. */
+typedef struct rush {
+    pair meeting;
+    job work;
+} rush;
+
+static void rush_item(void *arg, size_t item, uint32_t thread)
+{
+    rush *r = arg;
+    atomic_fetch_add(&r->work.hits[item], 1);
+    if (item < 2) {
+        atomic_store(&r->meeting.begun[item], true);
+        while (!atomic_load(&r->meeting.begun[1 - item])) {
+        }
+    }
+    (void)thread;
+}
+
+static void test_contention(void **state)
+{
+    (void)state;
+    static rush r;
+    kvs_ctx *ctx = new_ctx(2);
+    for (int run = 0; run < 300; run++) {
+        memset(&r, 0, sizeof r);
+        kvs__pool_run(kvs__ctx_pool(ctx), MOST_ITEMS, rush_item, &r);
+        for (size_t i = 0; i < MOST_ITEMS; i++) {
+            assert_int_equal(r.work.hits[i], 1);
+        }
+    }
+    kvs_ctx_free(ctx);
+}
+
+static void slow_item(void *arg, size_t item, uint32_t thread)
+{
+    job *j = arg;
+    if (thread >= j->n_threads || atomic_fetch_add(&j->busy[thread], 1) != 0) {
+        atomic_fetch_add(&j->wrong, 1);
+    }
+    nap(2);
+    atomic_fetch_add(&j->hits[item], 1);
+    atomic_fetch_sub(&j->busy[thread], 1);
+}
+
+/* Items that sleep overlap on any machine: each thread must have a number of its own. */
+static void test_thread_numbers(void **state)
+{
+    (void)state;
+    static job j;
+    kvs_ctx *ctx = new_ctx(MOST_THREADS);
+    j.n_threads = MOST_THREADS;
+    kvs__pool_run(kvs__ctx_pool(ctx), 200, slow_item, &j);
+    assert_int_equal(j.wrong, 0);
+    for (size_t i = 0; i < 200; i++) {
+        assert_int_equal(j.hits[i], 1);
+    }
+    kvs_ctx_free(ctx);
+}
+
 static double cpu_seconds(void)
 {
     struct timespec t;
@@ -198,6 +257,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_exactly_once), cmocka_unit_test(test_tiny_runs),
         cmocka_unit_test(test_wake_up),      cmocka_unit_test(test_concurrent),
+        cmocka_unit_test(test_contention),   cmocka_unit_test(test_thread_numbers),
         cmocka_unit_test(test_idle),         cmocka_unit_test(test_new_and_free),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
