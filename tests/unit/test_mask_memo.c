@@ -207,6 +207,18 @@ static void test_keys(void **state)
         kvs_mask_release(m);
         assert_int_equal(stats(f).builds - before, 1);
     }
+    kvs_mask_desc padded = KVS_MASK_DESC_INIT; /* here a pad moves nothing else */
+    padded.kind = KVS_MASK_PADDED;
+    padded.n_queries = 2;
+    padded.n_rows = 3;
+    padded.n_keys = 9;
+    padded.pads = pads;
+    for (int i = 0; i < 3; i++) {
+        pads[i]++;
+        kvs_mask *m = acquire(f, &padded);
+        check(m, &padded);
+        kvs_mask_release(m);
+    }
     paired[2] = 9; /* flagged is flagged, whatever the byte */
     uint64_t before = stats(f).builds;
     kvs_mask_release(acquire(f, &pairs));
