@@ -268,6 +268,16 @@ static void test_many_families(void **state)
         }
     }
     assert_true(stats(f).kept <= 32);
+    /* a family in use between all the others stays */
+    kvs_mask_desc hot = full(3, 4);
+    kvs_mask_release(acquire(f, &hot));
+    for (int64_t ring = 2; ring < 80; ring++) {
+        kvs_mask_desc d = sliding(5, 100, ring);
+        kvs_mask_release(acquire(f, &d));
+        uint64_t builds = stats(f).builds;
+        kvs_mask_release(acquire(f, &hot));
+        assert_int_equal(stats(f).builds, builds);
+    }
     /* the newest families are the ones kept */
     uint64_t before = stats(f).builds;
     kvs_mask_desc d = sliding(5, 100, 79);
