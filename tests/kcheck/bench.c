@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* bench.c: times one kernel at a time on one pinned CPU. A measurement is the median of many short
- * batches of CPU time, so that a busy machine moves it little. The limit printed beside bytes/s is memcpy's
- * read + write rate over a footprint that the first-level cache holds, measured in the same run. */
+ * batches of CPU time, so that a busy machine moves it little. The limit printed beside bytes/s is
+ * memcpy's read + write rate over a footprint that the first-level cache holds, measured in the
+ * same run. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* sched_setaffinity */
 #endif
