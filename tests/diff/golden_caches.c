@@ -522,8 +522,7 @@ static void do_mask(replay *p, const char *line)
     bool as_mode = strcmp(mode, array ? "array" : answer) == 0;
     expect(p, line, as_mode || array || !same, "an array where the oracle needs none");
     p->seen.modes += as_mode ? 0 : 1;
-    if (!as_mode || !same)
-        free(mask);
+    free(mask);
     free(theirs);
 }
 
