@@ -83,9 +83,9 @@ class MaskShape(C.Structure):
     _fields_ += [("bytes", _SZ)]
 
 
-def sized(kind, **fields):
-    x = kind(**fields)
-    x.struct_size = C.sizeof(kind)
+def sized(struct, **fields):
+    x = struct(**fields)
+    x.struct_size = C.sizeof(struct)
     return x
 
 
