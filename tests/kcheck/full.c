@@ -204,7 +204,9 @@ void kc_bench_codec_api(kc_bench *b, uint32_t tiers)
         (void)kvs_codec_name(&c, name, sizeof name);
         double bytes = (double)n * 2 + (double)(kvs_codec_row_bytes(&c, BENCH_DIM) * BENCH_ROWS);
         (void)snprintf(what, sizeof what, "encode from bf16/%s", name);
+        b->elem_rate = widths[i] ? kc_bench_divide_rate(b) : 0;
         kc_bench_run(b, what, call_encode, p, &a, (double)n, bytes);
+        b->elem_rate = 0;
         (void)snprintf(what, sizeof what, "decode/%s", name);
         kc_bench_run(b, what, call_decode, p, &a, (double)n, bytes);
     }
