@@ -48,7 +48,8 @@ def judge(y, parts, extra, n_sum, dim):
         square = np.einsum("lnd,ln->ld", away**2, e2)
         square += n_sum * U**2 * (mag**2 + size**2) + (2 * U * size) ** 2 + lost**2
         error = np.abs(y[h].astype(np.float64) - o[h])
-        worst = max(worst, float((error / np.maximum(bound, 1e-300)).max()))
+        ratio = float((error / np.maximum(bound, 1e-300)).max())
+        worst = worst if ratio <= worst else ratio  # a NaN stays
         squares += float((error**2 / np.maximum(square, 1e-300)).sum())
     return worst, (squares / o.size) ** 0.5
 
