@@ -53,8 +53,8 @@ typedef struct worker_arg {
 static bool has_work(kvs__pool *p)
 {
     uint64_t t = atomic_load(&p->ticket);
-    return (uint32_t)t != CLOSED && (uint32_t)t < atomic_load_explicit(&p->n_items,
-                                                                       memory_order_relaxed);
+    return (uint32_t)t != CLOSED &&
+           (uint32_t)t < atomic_load_explicit(&p->n_items, memory_order_relaxed);
 }
 
 /* Takes and runs items until none is left. */

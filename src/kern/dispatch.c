@@ -5,13 +5,7 @@
 
 #include "kern/kern.h"
 
-enum {
-    SET_REF,
-    SET_AVX2,
-    SET_AVX512,
-    SET_NEON,
-    N_SETS
-};
+enum { SET_REF, SET_AVX2, SET_AVX512, SET_NEON, N_SETS };
 
 static kvs__kern tables[N_SETS];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
