@@ -30,7 +30,7 @@ typedef enum kc_data {
     KC_ZERO,   /* +0 and -0 */
     KC_CONST,  /* runs of 32 equal values */
     KC_TIES,   /* small multiples of 1/4: encode meets exact halves */
-    KC_TINY,   /* below 2e-7, where the least scale acts */
+    KC_TINY,   /* up to some 1e-7, differing by run, where the least scale acts */
     KC_SIGNED, /* runs of 32 of one sign */
     KC_N_TAME, /* kinds below this one are finite and do not overflow a sum */
     KC_MIN = KC_N_TAME,
