@@ -37,10 +37,10 @@
     BLOCK(8, 1)                                                                                    \
     BLOCK(8, 2)
 
-#define TIGHT(R)    0
-#define DIRECT_ROWS 8
-#define T_MAX       4
-#define C_MAX       4
+#define TIGHT(n_acc) 0
+#define DIRECT_ROWS  8
+#define T_MAX        4
+#define C_MAX        4
 #define DIRECT_SHAPES(X)                                                                           \
     X(1, 4, 4)                                                                                     \
     X(2, 4, 4)                                                                                     \

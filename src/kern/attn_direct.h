@@ -36,13 +36,37 @@ INLINE void weight_rows(const float *w[], const direct *job, const size_t R)
 
 /* -- scores: R rows by T tiles. Slots beyond the last tile repeat it and are not stored. */
 
-INLINE void add_products(vf x[], vf y[], const float *w[], size_t at, const size_t R,
+/* x[r][c] += w[r][at] * y[c], column by column with the weights in registers where those are fewer,
+ * otherwise row by row once every y is there: products_begin, then for each c the value of y[c] and
+ * products_column, then products_end. */
+INLINE void products_begin(vf a[], const float *w[], size_t at, const size_t R, const size_t C)
+{
+    if (R <= C) {
+        EACH (r, R) {
+            a[r] = vf_set(w[r][at]);
+        }
+    }
+}
+
+INLINE void products_column(vf x[], const vf a[], const vf y[], size_t c, const size_t R,
+                            const size_t C)
+{
+    if (R <= C) {
+        EACH (r, R) {
+            x[r * C + c] = vf_fma(a[r], y[c], x[r * C + c]);
+        }
+    }
+}
+
+INLINE void products_end(vf x[], const vf y[], const float *w[], size_t at, const size_t R,
                          const size_t C)
 {
-    EACH (r, R) {
-        vf a = vf_set(w[r][at]);
-        EACH (c, C) {
-            x[r * C + c] = vf_fma(a, y[c], x[r * C + c]);
+    if (R > C) {
+        EACH (r, R) {
+            vf a = vf_set(w[r][at]);
+            EACH (c, C) {
+                x[r * C + c] = vf_fma(a, y[c], x[r * C + c]);
+            }
         }
     }
 }
@@ -53,12 +77,15 @@ INLINE void dense_tiles(vf x[], const direct *job, const kvs__planes *const tile
     const float *w[DIRECT_ROWS];
     weight_rows(w, job, R);
     for (size_t d = 0; d < job->shape->dim; d++) {
+        vf a[DIRECT_ROWS];
         vf y[T_MAX * TILE_VECS];
+        products_begin(a, w, d, R, T * TILE_VECS);
         EACH (c, T * TILE_VECS) {
             size_t at = d * KVS__TILE + c % TILE_VECS * VW;
             y[c] = load_vec(tile[c / TILE_VECS]->data, dtype, at);
+            products_column(x, a, y, c, R, T * TILE_VECS);
         }
-        add_products(x, y, w, d, R, T * TILE_VECS);
+        products_end(x, y, w, d, R, T * TILE_VECS);
     }
 }
 
@@ -90,19 +117,22 @@ INLINE void affine_tiles(vf x[], const direct *job, const kvs__planes *const til
         }
         for (size_t d = 0; d < shape->group; d += period) {
             EACH (i, period) {
+                vf a[DIRECT_ROWS];
                 vf y[T_MAX * TILE_VECS];
                 const float *scale = line;
-                if (TIGHT(R)) {
+                if (TIGHT(R * T * TILE_VECS)) {
                     FORGET(scale);
                 }
+                products_begin(a, w, i, R, T * TILE_VECS);
                 EACH (c, T * TILE_VECS) {
                     size_t t = c / TILE_VECS;
                     size_t lane = c % TILE_VECS * VW;
                     const float *at_lane = scale + t * 2 * KVS__TILE + lane;
                     vf code = vf_from_u32(k_codes(words[t] + at + lane, bits, i));
                     y[c] = vf_fma(code, vf_ld(at_lane), vf_ld(at_lane + KVS__TILE));
+                    products_column(x, a, y, c, R, T * TILE_VECS);
                 }
-                add_products(x, y, w, i, R, T * TILE_VECS);
+                products_end(x, y, w, i, R, T * TILE_VECS);
             }
             at += period * bits / 32 * KVS__TILE;
             EACH (r, R) {
@@ -162,11 +192,14 @@ INLINE void dense_rows(const direct *job, size_t d, kvs_dtype dtype, const size_
     vf x[DIRECT_ROWS * C_MAX];
     load_acc(x, job, d, R, C);
     for (size_t j = 0; j < job->n; j++) {
+        vf a[DIRECT_ROWS];
         vf y[C_MAX];
+        products_begin(a, w, j, R, C);
         EACH (c, C) {
             y[c] = load_vec(job->planes->data, dtype, j * job->shape->dim + d + c * VW);
+            products_column(x, a, y, c, R, C);
         }
-        add_products(x, y, w, j, R, C);
+        products_end(x, y, w, j, R, C);
     }
     store_acc(x, job, d, R, C);
 }
@@ -184,14 +217,17 @@ INLINE void affine_rows(const direct *job, size_t d, const float *scale, const f
     vf x[DIRECT_ROWS * C_MAX];
     load_acc(x, job, d + c0 * VW, R, C);
     for (size_t j = 0; j < job->n; j++, words += row_bytes) {
+        vf a[DIRECT_ROWS];
         vf y[C_MAX];
+        products_begin(a, w, j, R, C);
         vf s = vf_set(scale[j * stride]);
         vf b = vf_set(bias[j * stride]);
         EACH (c, C) {
             const uint8_t *block = words + (c0 + c) / BLOCK_VECS * bits * 4;
             y[c] = vf_fma(vf_from_u32(v_codes(block, bits, (c0 + c) % BLOCK_VECS)), s, b);
+            products_column(x, a, y, c, R, C);
         }
-        add_products(x, y, w, j, R, C);
+        products_end(x, y, w, j, R, C);
     }
     store_acc(x, job, d + c0 * VW, R, C);
 }
