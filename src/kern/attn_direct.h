@@ -9,10 +9,6 @@
 #ifndef KVS_KERN_ATTN_DIRECT_H
 #define KVS_KERN_ATTN_DIRECT_H
 
-/* Tokens whose scales are widened ahead. */
-#define DIRECT_RUN 32
-#define MAX_GROUPS 32 /* of a row: dim <= 1024, group >= 32 */
-
 /* out[r] (+)= sum of w[r][..] times what `planes` store. */
 typedef struct direct {
     float *out;
@@ -220,11 +216,10 @@ INLINE void affine_rows(const direct *job, size_t d, const float *scale, const f
         vf a[DIRECT_ROWS];
         vf y[C_MAX];
         products_begin(a, w, j, R, C);
-        vf s = vf_set(scale[j * stride]);
-        vf b = vf_set(bias[j * stride]);
+        v_decoder v = v_decoder_of(bits, scale[j * stride], bias[j * stride]);
         EACH (c, C) {
             const uint8_t *block = words + (c0 + c) / BLOCK_VECS * bits * 4;
-            y[c] = vf_fma(vf_from_u32(v_codes(block, bits, (c0 + c) % BLOCK_VECS)), s, b);
+            y[c] = v_values(&v, block, bits, (c0 + c) % BLOCK_VECS);
             products_column(x, a, y, c, R, C);
         }
         products_end(x, y, w, j, R, C);
@@ -232,7 +227,7 @@ INLINE void affine_rows(const direct *job, size_t d, const float *scale, const f
     store_acc(x, job, d + c0 * VW, R, C);
 }
 
-/* Up to DIRECT_RUN tokens. C vectors at once, or 32 elements where groups are shorter than that. */
+/* Up to V_RUN tokens. C vectors at once, or 32 elements where groups are shorter than that. */
 INLINE void affine_run(const direct *job, const float *scale, const float *bias, uint32_t bits,
                        const size_t R, const size_t C)
 {
@@ -254,21 +249,17 @@ INLINE void affine_run(const direct *job, const float *scale, const float *bias,
 
 INLINE void direct_affine(const direct *job, uint32_t bits, const size_t R, const size_t C)
 {
-    float scale[DIRECT_RUN * MAX_GROUPS];
-    float bias[DIRECT_RUN * MAX_GROUPS];
-    const kvs__shape *shape = job->shape;
-    size_t groups = shape->dim / shape->group;
-    for (size_t j = 0; j < job->n; j += DIRECT_RUN) {
-        size_t n = job->n - j < DIRECT_RUN ? job->n - j : DIRECT_RUN;
-        dense(scale, job->planes->scale, shape->dtype, j * groups, n * groups);
-        dense(bias, job->planes->bias, shape->dtype, j * groups, n * groups);
+    v_params v;
+    for (size_t j = 0; j < job->n; j += V_RUN) {
+        size_t n = job->n - j < V_RUN ? job->n - j : V_RUN;
+        v_widen(&v, job->shape, job->planes, j, n);
         kvs__planes rows = *job->planes;
-        rows.data = (const uint8_t *)rows.data + j * shape->dim * bits / 8;
+        rows.data = (const uint8_t *)rows.data + j * job->shape->dim * bits / 8;
         direct run = *job;
         run.planes = &rows;
         run.w += j;
         run.n = n;
-        affine_run(&run, scale, bias, bits, R, C);
+        affine_run(&run, v.scale, v.bias, bits, R, C);
     }
 }
 
