@@ -22,7 +22,7 @@
 static FILE *bench_csv;
 static const char *bench_name;
 
-static double bench_now(void)
+__attribute__((unused)) static double bench_now(void)
 {
     struct timespec t;
     (void)clock_gettime(CLOCK_MONOTONIC, &t);
@@ -36,7 +36,7 @@ static int bench_cmp(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-static double bench_median(double *x, size_t n)
+__attribute__((unused)) static double bench_median(double *x, size_t n)
 {
     qsort(x, n, sizeof *x, bench_cmp);
     return x[n / 2];
@@ -106,7 +106,7 @@ static void *bench_read_thread(void *opaque)
 }
 
 /* Bytes/s that n_threads (<= 64) read from memory; median of `rounds` passes over `bytes` each. */
-static double bench_read_rate(uint32_t n_threads, size_t bytes, int rounds)
+__attribute__((unused)) static double bench_read_rate(uint32_t n_threads, size_t bytes, int rounds)
 {
     static uint64_t *buf[64];
     static size_t have;
@@ -196,7 +196,7 @@ static void *bench_fma_thread(void *tiers)
 }
 
 /* f32 FLOP/s (2 per FMA) of n_threads in the widest of `tiers`; 0 where it is not known. */
-static double bench_fma_peak(uint32_t tiers, uint32_t n_threads)
+__attribute__((unused)) static double bench_fma_peak(uint32_t tiers, uint32_t n_threads)
 {
     double t[5];
     double lanes = tiers & KVS_TIER_AVX512 ? 16 : tiers & KVS_TIER_AVX2 ? 8 : 0;
@@ -215,7 +215,7 @@ static double bench_fma_peak(uint32_t tiers, uint32_t n_threads)
     return lanes * 2 * 12 * (double)BENCH_FMA_STEPS * n_threads / bench_median(t, 5);
 }
 
-static const char *bench_tier_name(uint32_t tiers)
+__attribute__((unused)) static const char *bench_tier_name(uint32_t tiers)
 {
     return tiers & KVS_TIER_AVX512 ? "avx512"
            : tiers & KVS_TIER_AVX2 ? "avx2"
