@@ -9,10 +9,6 @@
 #ifndef KVS_KERN_ATTN_DIRECT_H
 #define KVS_KERN_ATTN_DIRECT_H
 
-/* Tokens whose scales are widened ahead. */
-#define DIRECT_RUN 32
-#define MAX_GROUPS 32 /* of a row: dim <= 1024, group >= 32 */
-
 /* out[r] (+)= sum of w[r][..] times what `planes` store. */
 typedef struct direct {
     float *out;
@@ -26,16 +22,47 @@ typedef struct direct {
 
 typedef void (*direct_fn)(const direct *job);
 
+/* Pointers, not multiples of ldw: with them the unrolled code needs no other registers. */
+INLINE void weight_rows(const float *w[], const direct *job, const size_t R)
+{
+    EACH (r, R) {
+        w[r] = job->w + r * job->ldw;
+    }
+}
+
 /* -- scores: R rows by T tiles. Slots beyond the last tile repeat it and are not stored. */
 
-INLINE void add_products(vf x[], vf y[], const float *w, size_t ldw, const size_t R, const size_t C)
+/* x[r][c] += w[r][at] * y[c], column by column with the weights in registers where those are fewer,
+ * otherwise row by row once every y is there: products_begin, then for each c the value of y[c] and
+ * products_column, then products_end. */
+INLINE void products_begin(vf a[], const float *w[], size_t at, const size_t R, const size_t C)
 {
-    UNROLL for (size_t r = 0; r < R; r++)
-    {
-        vf a = vf_set(w[r * ldw]);
-        UNROLL for (size_t c = 0; c < C; c++)
-        {
-            x[r * C + c] = vf_fma(a, y[c], x[r * C + c]);
+    if (R <= C) {
+        EACH (r, R) {
+            a[r] = vf_set(w[r][at]);
+        }
+    }
+}
+
+INLINE void products_column(vf x[], const vf a[], const vf y[], size_t c, const size_t R,
+                            const size_t C)
+{
+    if (R <= C) {
+        EACH (r, R) {
+            x[r * C + c] = vf_fma(a[r], y[c], x[r * C + c]);
+        }
+    }
+}
+
+INLINE void products_end(vf x[], const vf y[], const float *w[], size_t at, const size_t R,
+                         const size_t C)
+{
+    if (R > C) {
+        EACH (r, R) {
+            vf a = vf_set(w[r][at]);
+            EACH (c, C) {
+                x[r * C + c] = vf_fma(a, y[c], x[r * C + c]);
+            }
         }
     }
 }
@@ -43,15 +70,28 @@ INLINE void add_products(vf x[], vf y[], const float *w, size_t ldw, const size_
 INLINE void dense_tiles(vf x[], const direct *job, const kvs__planes *const tile[], kvs_dtype dtype,
                         const size_t R, const size_t T)
 {
+    const float *w[DIRECT_ROWS];
+    weight_rows(w, job, R);
     for (size_t d = 0; d < job->shape->dim; d++) {
+        vf a[DIRECT_ROWS];
         vf y[T_MAX * TILE_VECS];
-        UNROLL for (size_t c = 0; c < T * TILE_VECS; c++)
-        {
+        products_begin(a, w, d, R, T * TILE_VECS);
+        EACH (c, T * TILE_VECS) {
             size_t at = d * KVS__TILE + c % TILE_VECS * VW;
             y[c] = load_vec(tile[c / TILE_VECS]->data, dtype, at);
+            products_column(x, a, y, c, R, T * TILE_VECS);
         }
-        add_products(x, y, job->w + d, job->ldw, R, T * TILE_VECS);
+        products_end(x, y, w, d, R, T * TILE_VECS);
     }
+}
+
+/* A group's scales and biases of 16 tokens in f32: line[0..15], line[16..31]. Out of line: the
+ * branches on dtype are not worth a copy in every instance. */
+static __attribute__((noinline)) void tile_params(float *line, const kvs__planes *tile,
+                                                  kvs_dtype dtype, size_t g)
+{
+    dense(line, tile->scale, dtype, g * KVS__TILE, KVS__TILE);
+    dense(line + KVS__TILE, tile->bias, dtype, g * KVS__TILE, KVS__TILE);
 }
 
 INLINE void affine_tiles(vf x[], const direct *job, const kvs__planes *const tile[], uint32_t bits,
@@ -60,34 +100,40 @@ INLINE void affine_tiles(vf x[], const direct *job, const kvs__planes *const til
     const kvs__shape *shape = job->shape;
     const size_t period = code_period(bits);
     const uint32_t *words[T_MAX];
-    UNROLL for (size_t t = 0; t < T; t++)
-    {
+    EACH (t, T) {
         words[t] = tile[t]->data;
     }
-    const float *w = job->w;
+    const float *w[DIRECT_ROWS];
+    weight_rows(w, job, R);
     size_t at = 0;
     for (size_t g = 0; g < shape->dim / shape->group; g++) {
-        vf scale[T_MAX * TILE_VECS];
-        vf bias[T_MAX * TILE_VECS];
-        UNROLL for (size_t c = 0; c < T * TILE_VECS; c++)
-        {
-            const kvs__planes *from = tile[c / TILE_VECS];
-            size_t i = g * KVS__TILE + c % TILE_VECS * VW;
-            scale[c] = load_vec(from->scale, shape->dtype, i);
-            bias[c] = load_vec(from->bias, shape->dtype, i);
+        float line[T_MAX * 2 * KVS__TILE];
+        EACH (t, T) {
+            tile_params(line + t * 2 * KVS__TILE, tile[t], shape->dtype, g);
         }
-        for (size_t d = 0; d < shape->group; d += period, w += period) {
-            UNROLL for (size_t i = 0; i < period; i++)
-            {
+        for (size_t d = 0; d < shape->group; d += period) {
+            EACH (i, period) {
+                vf a[DIRECT_ROWS];
                 vf y[T_MAX * TILE_VECS];
-                UNROLL for (size_t c = 0; c < T * TILE_VECS; c++)
-                {
-                    const uint32_t *from = words[c / TILE_VECS] + at + c % TILE_VECS * VW;
-                    y[c] = vf_fma(vf_from_u32(k_codes(from, bits, i)), scale[c], bias[c]);
+                const float *scale = line;
+                if (TIGHT(R * T * TILE_VECS)) {
+                    FORGET(scale);
                 }
-                add_products(x, y, w + i, job->ldw, R, T * TILE_VECS);
+                products_begin(a, w, i, R, T * TILE_VECS);
+                EACH (c, T * TILE_VECS) {
+                    size_t t = c / TILE_VECS;
+                    size_t lane = c % TILE_VECS * VW;
+                    const float *at_lane = scale + t * 2 * KVS__TILE + lane;
+                    vf code = vf_from_u32(k_codes(words[t] + at + lane, bits, i));
+                    y[c] = vf_fma(code, vf_ld(at_lane), vf_ld(at_lane + KVS__TILE));
+                    products_column(x, a, y, c, R, T * TILE_VECS);
+                }
+                products_end(x, y, w, i, R, T * TILE_VECS);
             }
             at += period * bits / 32 * KVS__TILE;
+            EACH (r, R) {
+                w[r] += period;
+            }
         }
     }
 }
@@ -98,12 +144,10 @@ INLINE void direct_tiles(const direct *job, uint32_t bits, kvs_dtype dtype, cons
     for (size_t t0 = 0; t0 < job->n; t0 += T) {
         const kvs__planes *tile[T_MAX];
         vf x[DIRECT_ROWS * T_MAX * TILE_VECS];
-        UNROLL for (size_t t = 0; t < T; t++)
-        {
+        EACH (t, T) {
             tile[t] = job->planes + (t0 + t < job->n ? t0 + t : job->n - 1);
         }
-        UNROLL for (size_t i = 0; i < R * T * TILE_VECS; i++)
-        {
+        EACH (i, R * T * TILE_VECS) {
             x[i] = vf_set(0.0f);
         }
         if (bits == 0) {
@@ -111,8 +155,7 @@ INLINE void direct_tiles(const direct *job, uint32_t bits, kvs_dtype dtype, cons
         } else {
             affine_tiles(x, job, tile, bits, R, T);
         }
-        UNROLL for (size_t i = 0; i < R * T * TILE_VECS; i++)
-        {
+        EACH (i, R * T * TILE_VECS) {
             size_t r = i / (T * TILE_VECS);
             size_t c = i % (T * TILE_VECS);
             if (t0 + c / TILE_VECS < job->n) {
@@ -126,31 +169,33 @@ INLINE void direct_tiles(const direct *job, uint32_t bits, kvs_dtype dtype, cons
 
 INLINE void load_acc(vf x[], const direct *job, size_t d, const size_t R, const size_t C)
 {
-    UNROLL for (size_t i = 0; i < R * C; i++)
-    {
+    EACH (i, R * C) {
         x[i] = vf_ld(job->out + i / C * job->ldo + d + i % C * VW);
     }
 }
 
 INLINE void store_acc(vf x[], const direct *job, size_t d, const size_t R, const size_t C)
 {
-    UNROLL for (size_t i = 0; i < R * C; i++)
-    {
+    EACH (i, R * C) {
         vf_st(job->out + i / C * job->ldo + d + i % C * VW, x[i]);
     }
 }
 
 INLINE void dense_rows(const direct *job, size_t d, kvs_dtype dtype, const size_t R, const size_t C)
 {
+    const float *w[DIRECT_ROWS];
+    weight_rows(w, job, R);
     vf x[DIRECT_ROWS * C_MAX];
     load_acc(x, job, d, R, C);
     for (size_t j = 0; j < job->n; j++) {
+        vf a[DIRECT_ROWS];
         vf y[C_MAX];
-        UNROLL for (size_t c = 0; c < C; c++)
-        {
+        products_begin(a, w, j, R, C);
+        EACH (c, C) {
             y[c] = load_vec(job->planes->data, dtype, j * job->shape->dim + d + c * VW);
+            products_column(x, a, y, c, R, C);
         }
-        add_products(x, y, job->w + j, job->ldw, R, C);
+        products_end(x, y, w, j, R, C);
     }
     store_acc(x, job, d, R, C);
 }
@@ -162,24 +207,27 @@ INLINE void affine_rows(const direct *job, size_t d, const float *scale, const f
 {
     size_t stride = job->shape->dim / job->shape->group;
     size_t row_bytes = (size_t)job->shape->dim * bits / 8;
-    const uint8_t *w = (const uint8_t *)job->planes->data + d * bits / 8;
+    const uint8_t *words = (const uint8_t *)job->planes->data + d * bits / 8;
+    const float *w[DIRECT_ROWS];
+    weight_rows(w, job, R);
     vf x[DIRECT_ROWS * C_MAX];
     load_acc(x, job, d + c0 * VW, R, C);
-    for (size_t j = 0; j < job->n; j++, w += row_bytes) {
+    for (size_t j = 0; j < job->n; j++, words += row_bytes) {
+        vf a[DIRECT_ROWS];
         vf y[C_MAX];
-        vf s = vf_set(scale[j * stride]);
-        vf b = vf_set(bias[j * stride]);
-        UNROLL for (size_t c = 0; c < C; c++)
-        {
-            const uint8_t *block = w + (c0 + c) / BLOCK_VECS * bits * 4;
-            y[c] = vf_fma(vf_from_u32(v_codes(block, bits, (c0 + c) % BLOCK_VECS)), s, b);
+        products_begin(a, w, j, R, C);
+        v_decoder v = v_decoder_of(bits, scale[j * stride], bias[j * stride]);
+        EACH (c, C) {
+            const uint8_t *block = words + (c0 + c) / BLOCK_VECS * bits * 4;
+            y[c] = v_values(&v, block, bits, (c0 + c) % BLOCK_VECS);
+            products_column(x, a, y, c, R, C);
         }
-        add_products(x, y, job->w + j, job->ldw, R, C);
+        products_end(x, y, w, j, R, C);
     }
     store_acc(x, job, d + c0 * VW, R, C);
 }
 
-/* Up to DIRECT_RUN tokens. C vectors at once, or 32 elements where groups are shorter than that. */
+/* Up to V_RUN tokens. C vectors at once, or 32 elements where groups are shorter than that. */
 INLINE void affine_run(const direct *job, const float *scale, const float *bias, uint32_t bits,
                        const size_t R, const size_t C)
 {
@@ -201,21 +249,17 @@ INLINE void affine_run(const direct *job, const float *scale, const float *bias,
 
 INLINE void direct_affine(const direct *job, uint32_t bits, const size_t R, const size_t C)
 {
-    float scale[DIRECT_RUN * MAX_GROUPS];
-    float bias[DIRECT_RUN * MAX_GROUPS];
-    const kvs__shape *shape = job->shape;
-    size_t groups = shape->dim / shape->group;
-    for (size_t j = 0; j < job->n; j += DIRECT_RUN) {
-        size_t n = job->n - j < DIRECT_RUN ? job->n - j : DIRECT_RUN;
-        dense(scale, job->planes->scale, shape->dtype, j * groups, n * groups);
-        dense(bias, job->planes->bias, shape->dtype, j * groups, n * groups);
+    v_params v;
+    for (size_t j = 0; j < job->n; j += V_RUN) {
+        size_t n = job->n - j < V_RUN ? job->n - j : V_RUN;
+        v_widen(&v, job->shape, job->planes, j, n);
         kvs__planes rows = *job->planes;
-        rows.data = (const uint8_t *)rows.data + j * shape->dim * bits / 8;
+        rows.data = (const uint8_t *)rows.data + j * job->shape->dim * bits / 8;
         direct run = *job;
         run.planes = &rows;
         run.w += j;
         run.n = n;
-        affine_run(&run, scale, bias, bits, R, C);
+        affine_run(&run, v.scale, v.bias, bits, R, C);
     }
 }
 
