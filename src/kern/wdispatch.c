@@ -28,7 +28,6 @@ static void build(void)
     kvs__wkern_init_vec_avx2(&tables[SET_AVX2]);
     tables[SET_AVX512] = tables[SET_AVX2];
     kvs__wkern_init_avx512(&tables[SET_AVX512]);
-    kvs__wkern_init_vec_avx512(&tables[SET_AVX512]);
 #elif defined(__aarch64__)
     kvs__wkern_init_neon(&tables[SET_NEON]);
     kvs__wkern_init_vec_neon(&tables[SET_NEON]);

@@ -52,7 +52,6 @@ void kvs__wkern_init_vec_ref(kvs__wkern *k);
 void kvs__wkern_init_avx2(kvs__wkern *k);
 void kvs__wkern_init_vec_avx2(kvs__wkern *k);
 void kvs__wkern_init_avx512(kvs__wkern *k);
-void kvs__wkern_init_vec_avx512(kvs__wkern *k);
 void kvs__wkern_init_neon(kvs__wkern *k);
 void kvs__wkern_init_vec_neon(kvs__wkern *k);
 

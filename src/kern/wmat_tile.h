@@ -108,6 +108,7 @@ typedef struct fused_args {
     size_t ldx;
     const uint8_t *w; /* first of `cols` rows */
     size_t row_bytes;
+    size_t n; /* rows that exist of `cols`; the last one stands in for the others */
     size_t k;
     const float *x_tail; /* [rows][PAD], zero-padded; NULL when k is a multiple of PAD */
     float *lanes;        /* [rows][ROW_STEP][LANES], at the first of `cols` */
@@ -126,20 +127,24 @@ AI void fused_cols(const fused_args *f, unsigned rows, unsigned cols, hdr_fn hdr
     }
     size_t n_blocks = f->k / (parts * PAD);
     const float *x = f->x;
-    const uint8_t *w = f->w;
-    for (size_t b = 0; b < n_blocks; b++, w += bytes) {
+    const uint8_t *w[4];
+    UNROLL for (unsigned c = 0; c < cols; c++)
+    {
+        w[c] = f->w + (c < f->n ? c : f->n - 1) * f->row_bytes;
+    }
+    for (size_t b = 0; b < n_blocks; b++) {
         float h[4][HDR];
         prefetch(f->w + b * cols * bytes, cols * bytes);
         UNROLL for (unsigned c = 0; c < cols; c++)
         {
-            hdr(w + c * f->row_bytes, h[c]);
+            hdr(w[c], h[c]);
         }
         UNROLL for (unsigned s = 0; s < parts; s++, x += PAD)
         {
             vec v[4][VECS];
             UNROLL for (unsigned c = 0; c < cols; c++)
             {
-                dec(w + c * f->row_bytes, h[c], s, v[c]);
+                dec(w[c], h[c], s, v[c]);
                 if (!FUSED_SHARED) {
                     fused_part(acc[c], v[c], x, f->ldx, rows);
                 }
@@ -148,13 +153,17 @@ AI void fused_cols(const fused_args *f, unsigned rows, unsigned cols, hdr_fn hdr
                 fused_block(acc, v, x, f->ldx, rows, cols);
             }
         }
+        UNROLL for (unsigned c = 0; c < cols; c++)
+        {
+            w[c] += bytes;
+        }
     }
     if (ONE_ELEM(parts, bytes) && f->x_tail) {
         size_t left = f->k % PAD * (bytes / PAD);
         UNROLL for (unsigned c = 0; c < cols; c++)
         {
             uint8_t t[PAD * sizeof(float)] = {0};
-            memcpy(t, w + c * f->row_bytes, left);
+            memcpy(t, w[c], left);
             vec v[VECS];
             dec(t, NULL, 0, v);
             fused_part(acc[c], v, f->x_tail, PAD, rows);
@@ -191,18 +200,13 @@ AI void fused_rows(float *y, size_t ldy, const float *x, size_t ldx, const kvs__
     }
     for (size_t j0 = 0; j0 < w->n; j0 += ROW_STEP) {
         size_t n = w->n - j0 < ROW_STEP ? w->n - j0 : ROW_STEP;
-        fused_args f = {x,    ldx,   w->data + j0 * w->row_bytes, w->row_bytes,
-                        w->k, has_tail ? tails : NULL, lanes};
-        size_t j = 0;
-        for (; j + cols <= n; j += cols) {
+        fused_args f = {.x = x, .ldx = ldx, .row_bytes = w->row_bytes, .k = w->k};
+        f.x_tail = has_tail ? tails : NULL;
+        for (size_t j = 0; j < n; j += cols) {
+            f.w = w->data + (j0 + j) * w->row_bytes;
+            f.n = n - j;
+            f.lanes = lanes + j * LANES;
             fused_cols(&f, rows, cols, hdr, dec, parts, bytes);
-            f.w += cols * w->row_bytes;
-            f.lanes += (size_t)cols * LANES;
-        }
-        for (; j < n; j++) {
-            fused_cols(&f, rows, 1, hdr, dec, parts, bytes);
-            f.w += w->row_bytes;
-            f.lanes += LANES;
         }
         size_t padded = (n + 3) / 4 * 4;
         for (unsigned r = 0; r < rows; r++) {
