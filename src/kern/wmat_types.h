@@ -7,11 +7,7 @@
 #define hdr_f32 hdr_none
 #define hdr_f16 hdr_none
 #define hdr_bf16 hdr_none
-#define hdr_q4_0 hdr_none
-#define hdr_q4_1 hdr_none
-#define hdr_q5_0 hdr_none
-#define hdr_q5_1 hdr_none
-#define hdr_q8_0 hdr_none
+/* the tier has the others */
 #define hdr_q5_k hdr_q4_k
 
 TYPE_FNS(f32, 1, 128)

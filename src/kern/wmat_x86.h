@@ -62,6 +62,12 @@ XI void hdr_none(const uint8_t *b, float *h)
     (void)h;
 }
 
+#define hdr_q4_0 hdr_none
+#define hdr_q4_1 hdr_none
+#define hdr_q5_0 hdr_none
+#define hdr_q5_1 hdr_none
+#define hdr_q8_0 hdr_none
+
 /* h[0..7] = d * signed bytes of q */
 XI void scale8(float *h, __m128i q, __m256 d)
 {
