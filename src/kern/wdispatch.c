@@ -6,13 +6,7 @@
 #include "base/base.h"
 #include "kern/wmat.h"
 
-enum {
-    SET_REF,
-    SET_AVX2,
-    SET_AVX512,
-    SET_NEON,
-    N_SETS
-};
+enum { SET_REF, SET_AVX2, SET_AVX512, SET_NEON, N_SETS };
 
 static kvs__wkern tables[N_SETS];
 static pthread_once_t once = PTHREAD_ONCE_INIT;

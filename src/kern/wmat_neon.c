@@ -15,20 +15,21 @@
 #else
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
-#define NI static inline __attribute__((always_inline))
-#define HOLD(v) __asm__("" : "+w"(v))
+#define EACH(i, n)  UNROLL for (unsigned i = 0; i < (n); i++)
+#define NI          static inline __attribute__((always_inline))
+#define HOLD(v)     __asm__("" : "+w"(v))
 #define PREFETCH(p) __builtin_prefetch((const void *)(p))
 
 typedef float32x4_t vec;
-#define VL 4u
-#define vload vld1q_f32
-#define vstore vst1q_f32
-#define vzero() vdupq_n_f32(0.0f)
+#define VL            4u
+#define vload         vld1q_f32
+#define vstore        vst1q_f32
+#define vzero()       vdupq_n_f32(0.0f)
 #define vfma(a, b, c) vfmaq_f32(c, a, b)
-#define TILE_R 6u
-#define TILE_C 4u
-#define FUSED_MAX 4u
-#define FUSED_SHARED 0
+#define TILE_R        6u
+#define TILE_C        4u
+#define FUSED_MAX     4u
+#define FUSED_SHARED  0
 #define FUSED_MORE(T, parts, bytes)
 #define FUSED_MORE_OPS(T)
 #define FUSED_COLS_1 4
@@ -39,15 +40,12 @@ typedef float32x4_t vec;
 #define TILE_STEP(a, xs, ldx, w, rows)                                                             \
     do {                                                                                           \
         vec tw[TILE_C];                                                                            \
-        UNROLL for (unsigned c = 0; c < TILE_C; c++)                                               \
-        {                                                                                          \
+        EACH (c, TILE_C) {                                                                         \
             tw[c] = vload((w) + c * VL);                                                           \
         }                                                                                          \
-        UNROLL for (unsigned r = 0; r < (rows); r++)                                               \
-        {                                                                                          \
+        EACH (r, (rows)) {                                                                         \
             vec tx = vload((xs) + r * (ldx));                                                      \
-            UNROLL for (unsigned c = 0; c < TILE_C; c++)                                           \
-            {                                                                                      \
+            EACH (c, TILE_C) {                                                                     \
                 (a)[r][c] = vfma(tx, tw[c], (a)[r][c]);                                            \
             }                                                                                      \
         }                                                                                          \
@@ -166,8 +164,7 @@ NI void widen(int8x16_t q, vec *v)
 NI void times(uint8x16_t q, float d, vec *v)
 {
     widen(vreinterpretq_s8_u8(q), v);
-    UNROLL for (unsigned i = 0; i < 4; i++)
-    {
+    EACH (i, 4) {
         v[i] = vmulq_n_f32(v[i], d);
     }
 }
@@ -175,8 +172,7 @@ NI void times(uint8x16_t q, float d, vec *v)
 NI void times_plus(uint8x16_t q, float d, float m, vec *v)
 {
     widen(vreinterpretq_s8_u8(q), v);
-    UNROLL for (unsigned i = 0; i < 4; i++)
-    {
+    EACH (i, 4) {
         v[i] = vfmaq_n_f32(vdupq_n_f32(m), v[i], d);
     }
 }
@@ -208,8 +204,7 @@ NI void dec_f32(const uint8_t *b, const float *h, unsigned s, vec *v)
 {
     (void)h;
     (void)s;
-    UNROLL for (unsigned i = 0; i < 8; i++)
-    {
+    EACH (i, 8) {
         v[i] = vreinterpretq_f32_u8(vld1q_u8(b + 16 * i));
     }
 }
@@ -218,8 +213,7 @@ NI void dec_f16(const uint8_t *b, const float *h, unsigned s, vec *v)
 {
     (void)h;
     (void)s;
-    UNROLL for (unsigned i = 0; i < 8; i++)
-    {
+    EACH (i, 8) {
         v[i] = vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(b + 8 * i)));
     }
 }
@@ -228,8 +222,7 @@ NI void dec_bf16(const uint8_t *b, const float *h, unsigned s, vec *v)
 {
     (void)h;
     (void)s;
-    UNROLL for (unsigned i = 0; i < 8; i++)
-    {
+    EACH (i, 8) {
         v[i] = vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(b + 8 * i)), 16));
     }
 }
@@ -279,13 +272,12 @@ NI void dec_q8_0(const uint8_t *b, const float *h, unsigned s, vec *v)
 NI uint8x16_t two_bits(const uint8_t *p, unsigned s, unsigned i)
 {
     uint8x16_t q = vld1q_u8(p + s / 4 * 32 + 16 * i);
-    return vandq_u8(vshlq_u8(q, vdupq_n_s8((int8_t)-(int)(s % 4 * 2))), vdupq_n_u8(3));
+    return vandq_u8(vshlq_u8(q, vdupq_n_s8((int8_t) - (int)(s % 4 * 2))), vdupq_n_u8(3));
 }
 
 NI void dec_q2_k(const uint8_t *b, const float *h, unsigned s, vec *v)
 {
-    UNROLL for (unsigned i = 0; i < 2; i++)
-    {
+    EACH (i, 2) {
         times_plus(two_bits(b + 16, s, i), h[2 * s + i], h[16 + 2 * s + i], v + 4 * i);
     }
 }
@@ -297,8 +289,7 @@ NI uint8x16_t bit_set(const uint8_t *p, unsigned s)
 
 NI void dec_q3_k(const uint8_t *b, const float *h, unsigned s, vec *v)
 {
-    UNROLL for (unsigned i = 0; i < 2; i++)
-    {
+    EACH (i, 2) {
         uint8x16_t clear = vmvnq_u8(bit_set(b + 16 * i, s));
         uint8x16_t q = vsubq_u8(two_bits(b + 32, s, i), vandq_u8(clear, vdupq_n_u8(4)));
         times(q, h[2 * s + i], v + 4 * i);
@@ -313,16 +304,14 @@ NI uint8x16_t nibbles_k(const uint8_t *p, unsigned s, unsigned i)
 
 NI void dec_q4_k(const uint8_t *b, const float *h, unsigned s, vec *v)
 {
-    UNROLL for (unsigned i = 0; i < 2; i++)
-    {
+    EACH (i, 2) {
         times_plus(nibbles_k(b + 16, s, i), h[2 * s + i], h[16 + 2 * s + i], v + 4 * i);
     }
 }
 
 NI void dec_q5_k(const uint8_t *b, const float *h, unsigned s, vec *v)
 {
-    UNROLL for (unsigned i = 0; i < 2; i++)
-    {
+    EACH (i, 2) {
         uint8x16_t q = fifth(nibbles_k(b + 48, s, i), bit_set(b + 16 + 16 * i, s));
         times_plus(q, h[2 * s + i], h[16 + 2 * s + i], v + 4 * i);
     }
@@ -330,8 +319,7 @@ NI void dec_q5_k(const uint8_t *b, const float *h, unsigned s, vec *v)
 
 NI void dec_q6_k(const uint8_t *b, const float *h, unsigned s, vec *v)
 {
-    UNROLL for (unsigned i = 0; i < 2; i++)
-    {
+    EACH (i, 2) {
         uint8x16_t q = vld1q_u8(b + s / 4 * 64 + s % 2 * 32 + 16 * i);
         q = s % 4 >= 2 ? vshrq_n_u8(q, 4) : low_nibbles(q);
         q = vorrq_u8(q, vshlq_n_u8(two_bits(b + 128, s, i), 4));

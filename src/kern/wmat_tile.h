@@ -22,15 +22,15 @@
 #include "base/base.h"
 #include "kern/wmat.h"
 
-#define AI static inline __attribute__((always_inline))
-#define LANES 16u
-#define PAD 32u
-#define PASSES (LANES / VL)
-#define VECS (PAD / VL)
+#define AI         static inline __attribute__((always_inline))
+#define LANES      16u
+#define PAD        32u
+#define PASSES     (LANES / VL)
+#define VECS       (PAD / VL)
 #define SMALL_ROWS 16u
-#define ROW_STEP 32u /* rows of W whose lanes are reduced together on the fused way */
-#define AHEAD 4096u  /* bytes between use and prefetch */
-#define HDR 32       /* floats of a block's scales: 16 factors, 16 offsets */
+#define ROW_STEP   32u   /* rows of W whose lanes are reduced together on the fused way */
+#define AHEAD      4096u /* bytes between use and prefetch */
+#define HDR        32    /* floats of a block's scales: 16 factors, 16 offsets */
 /* n of a panel is padded to a multiple of this: whole tiles and whole reduce4. */
 #define PANEL_ALIGN (TILE_C % 4 ? 12u : 4u)
 
@@ -63,8 +63,7 @@ AI void reduce(float *y, const float *acc, size_t n, size_t n_out)
  * 13, 24, 25 GB/s). A prefetch past the matrix is harmless. */
 AI void prefetch(const uint8_t *p, size_t bytes)
 {
-    UNROLL for (size_t i = 0; i < (bytes + 63) / 64; i++)
-    {
+    EACH (i, (bytes + 63) / 64) {
         PREFETCH((uintptr_t)p + AHEAD + i * 64);
     }
 }
@@ -74,10 +73,8 @@ AI void prefetch(const uint8_t *p, size_t bytes)
 /* v[VECS] of one row of W times `rows` rows of x; acc [rows][PASSES]. */
 AI void fused_part(vec *acc, const vec *v, const float *x, size_t ldx, unsigned rows)
 {
-    UNROLL for (unsigned r = 0; r < rows; r++)
-    {
-        UNROLL for (unsigned i = 0; i < VECS; i++)
-        {
+    EACH (r, rows) {
+        EACH (i, VECS) {
             vec *a = &acc[r * PASSES + i % PASSES];
             *a = vfma(vload(x + r * ldx + i * VL), v[i], *a);
         }
@@ -88,14 +85,11 @@ AI void fused_part(vec *acc, const vec *v, const float *x, size_t ldx, unsigned 
 AI void fused_block(vec acc[][FUSED_MAX * PASSES], vec v[][VECS], const float *x, size_t ldx,
                     unsigned rows, unsigned cols)
 {
-    UNROLL for (unsigned r = 0; r < rows; r++)
-    {
-        UNROLL for (unsigned i = 0; i < VECS; i++)
-        {
+    EACH (r, rows) {
+        EACH (i, VECS) {
             vec xv = vload(x + r * ldx + i * VL);
             HOLD(xv);
-            UNROLL for (unsigned c = 0; c < cols; c++)
-            {
+            EACH (c, cols) {
                 vec *a = &acc[c][r * PASSES + i % PASSES];
                 *a = vfma(xv, v[c][i], *a);
             }
@@ -118,50 +112,43 @@ AI void fused_cols(const fused_args *f, unsigned rows, unsigned cols, hdr_fn hdr
                    unsigned parts, size_t bytes)
 {
     vec acc[4][FUSED_MAX * PASSES];
-    UNROLL for (unsigned c = 0; c < cols; c++)
-    {
-        UNROLL for (unsigned i = 0; i < rows * PASSES; i++)
-        {
+    EACH (c, cols) {
+        EACH (i, rows * PASSES) {
             acc[c][i] = vzero();
         }
     }
     size_t n_blocks = f->k / (parts * PAD);
     const float *x = f->x;
     const uint8_t *w[4];
-    UNROLL for (unsigned c = 0; c < cols; c++)
-    {
+    EACH (c, cols) {
         w[c] = f->w + (c < f->n ? c : f->n - 1) * f->row_bytes;
     }
     for (size_t b = 0; b < n_blocks; b++) {
         float h[4][HDR];
         prefetch(f->w + b * cols * bytes, cols * bytes);
-        UNROLL for (unsigned c = 0; c < cols; c++)
-        {
+        EACH (c, cols) {
             hdr(w[c], h[c]);
         }
-        UNROLL for (unsigned s = 0; s < parts; s++, x += PAD)
-        {
+        EACH (s, parts) {
             vec v[4][VECS];
-            UNROLL for (unsigned c = 0; c < cols; c++)
-            {
+            EACH (c, cols) {
                 dec(w[c], h[c], s, v[c]);
                 if (!FUSED_SHARED) {
-                    fused_part(acc[c], v[c], x, f->ldx, rows);
+                    fused_part(acc[c], v[c], x + s * PAD, f->ldx, rows);
                 }
             }
             if (FUSED_SHARED) {
-                fused_block(acc, v, x, f->ldx, rows, cols);
+                fused_block(acc, v, x + s * PAD, f->ldx, rows, cols);
             }
         }
-        UNROLL for (unsigned c = 0; c < cols; c++)
-        {
+        EACH (c, cols) {
             w[c] += bytes;
         }
+        x += (size_t)parts * PAD;
     }
     if (ONE_ELEM(parts, bytes) && f->x_tail) {
         size_t left = f->k % PAD * (bytes / PAD);
-        UNROLL for (unsigned c = 0; c < cols; c++)
-        {
+        EACH (c, cols) {
             uint8_t t[PAD * sizeof(float)] = {0};
             memcpy(t, w[c], left);
             vec v[VECS];
@@ -169,10 +156,8 @@ AI void fused_cols(const fused_args *f, unsigned rows, unsigned cols, hdr_fn hdr
             fused_part(acc[c], v, f->x_tail, PAD, rows);
         }
     }
-    UNROLL for (unsigned c = 0; c < cols; c++)
-    {
-        UNROLL for (unsigned i = 0; i < rows * PASSES; i++)
-        {
+    EACH (c, cols) {
+        EACH (i, rows * PASSES) {
             float *to = f->lanes + (i / PASSES * ROW_STEP + c) * LANES + i % PASSES * VL;
             vstore(to, acc[c][i]);
         }
@@ -228,12 +213,10 @@ AI void pack_row(float *dst, size_t steps, const uint8_t *w, size_t kk, hdr_fn h
         float h[HDR];
         prefetch(w, bytes);
         hdr(w, h);
-        UNROLL for (unsigned s = 0; s < parts; s++)
-        {
+        EACH (s, parts) {
             vec v[VECS];
             dec(w, h, s, v);
-            UNROLL for (unsigned i = 0; i < VECS; i++)
-            {
+            EACH (i, VECS) {
                 size_t at = i % PASSES * steps + i / PASSES;
                 vstore(to + at * TILE_C * VL, v[i]);
             }
@@ -246,8 +229,7 @@ AI void pack_row(float *dst, size_t steps, const uint8_t *w, size_t kk, hdr_fn h
         memcpy(t, w, left * (bytes / PAD));
         vec v[VECS];
         dec(t, NULL, 0, v);
-        UNROLL for (unsigned i = 0; i < VECS; i++)
-        {
+        EACH (i, VECS) {
             size_t at = i % PASSES * steps + i / PASSES;
             vstore(to + at * TILE_C * VL, v[i]);
         }
@@ -268,15 +250,14 @@ AI void plain_row(float *dst, const uint8_t *w, size_t n, hdr_fn hdr, dec_fn dec
     for (; n >= parts * PAD; n -= parts * PAD, w += bytes) {
         float h[HDR];
         hdr(w, h);
-        UNROLL for (unsigned s = 0; s < parts; s++, dst += PAD)
-        {
+        EACH (s, parts) {
             vec v[VECS];
             dec(w, h, s, v);
-            UNROLL for (unsigned i = 0; i < VECS; i++)
-            {
-                vstore(dst + i * VL, v[i]);
+            EACH (i, VECS) {
+                vstore(dst + s * PAD + i * VL, v[i]);
             }
         }
+        dst += (size_t)parts * PAD;
     }
     if (ONE_ELEM(parts, bytes) && n > 0) {
         uint8_t t[PAD * sizeof(float)] = {0};
@@ -284,8 +265,7 @@ AI void plain_row(float *dst, const uint8_t *w, size_t n, hdr_fn hdr, dec_fn dec
         float out[PAD];
         vec v[VECS];
         dec(t, NULL, 0, v);
-        UNROLL for (unsigned i = 0; i < VECS; i++)
-        {
+        EACH (i, VECS) {
             vstore(out + i * VL, v[i]);
         }
         memcpy(dst, out, n * sizeof *dst);
@@ -298,20 +278,16 @@ AI void tile(float *acc, size_t lda, const float *x, size_t ldx, const float *pa
 {
     for (unsigned h = 0; h < PASSES; h++, x += VL, acc += VL) {
         vec a[TILE_R][TILE_C];
-        UNROLL for (unsigned r = 0; r < rows; r++)
-        {
-            UNROLL for (unsigned c = 0; c < TILE_C; c++)
-            {
+        EACH (r, rows) {
+            EACH (c, TILE_C) {
                 a[r][c] = first ? vzero() : vload(acc + (r * lda + c) * LANES);
             }
         }
         for (size_t t = 0; t < steps; t++, panel += TILE_C * VL) {
             TILE_STEP(a, x + t * LANES, ldx, panel, rows);
         }
-        UNROLL for (unsigned r = 0; r < rows; r++)
-        {
-            UNROLL for (unsigned c = 0; c < TILE_C; c++)
-            {
+        EACH (r, rows) {
+            EACH (c, TILE_C) {
                 vstore(acc + (r * lda + c) * LANES, a[r][c]);
             }
         }
@@ -361,11 +337,8 @@ typedef struct type_ops {
         fused_rows(y, ldy, x, ldx, w, lanes, rows, FUSED_COLS_##rows, hdr_##T, dec_##T, parts,     \
                    bytes);                                                                         \
     }
-#define TYPE_OPS(T, NAME)                                                                          \
-    [KVS__W_##NAME] = {                                                                            \
-        pack_##T,                                                                                  \
-        plain_##T,                                                                                 \
-        {fused_##T##_1, fused_##T##_2, fused_##T##_3, fused_##T##_4 FUSED_MORE_OPS(T)}}
+#define FUSED_OPS(T)      fused_##T##_1, fused_##T##_2, fused_##T##_3, fused_##T##_4 FUSED_MORE_OPS(T)
+#define TYPE_OPS(T, NAME) [KVS__W_##NAME] = {pack_##T, plain_##T, {FUSED_OPS(T)}}
 
 /* Defined by the tier after its TYPE_FNS and TILE_FN. */
 static const type_ops ops[KVS__W_BF16 + 1];

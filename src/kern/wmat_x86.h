@@ -14,7 +14,8 @@
 #else
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
-#define XI static inline __attribute__((always_inline))
+#define EACH(i, n) UNROLL for (unsigned i = 0; i < (n); i++)
+#define XI         static inline __attribute__((always_inline))
 /* Keeps the compiler from turning one load into a memory operand of each use. */
 #define HOLD(v) __asm__("" : "+v"(v))
 

@@ -3,18 +3,18 @@
 #include <arm_neon.h>
 
 typedef float32x4_t vec;
-#define VL 4u
-#define vload vld1q_f32
-#define vstore vst1q_f32
-#define vset vdupq_n_f32
-#define vadd vaddq_f32
-#define vsub vsubq_f32
-#define vmul vmulq_f32
-#define vdiv vdivq_f32
+#define VL            4u
+#define vload         vld1q_f32
+#define vstore        vst1q_f32
+#define vset          vdupq_n_f32
+#define vadd          vaddq_f32
+#define vsub          vsubq_f32
+#define vmul          vmulq_f32
+#define vdiv          vdivq_f32
 #define vfma(a, b, c) vfmaq_f32(c, a, b)
-#define vlt vcltq_f32
-#define vnan(a) vmvnq_u32(vceqq_f32(a, a))
-#define vsel vbslq_f32
+#define vlt           vcltq_f32
+#define vnan(a)       vmvnq_u32(vceqq_f32(a, a))
+#define vsel          vbslq_f32
 
 /* The count n sits in the low bits of t = n + 1.5 * 2^23: moved to the exponent. */
 static inline vec vexp_shift(vec y, vec t)

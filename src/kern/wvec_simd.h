@@ -16,9 +16,9 @@
 #include "kern/math.h"
 #include "kern/wmat.h"
 
-#define AI static inline __attribute__((always_inline))
+#define AI    static inline __attribute__((always_inline))
 #define LANES 16u
-#define ACCS (LANES / VL)
+#define ACCS  (LANES / VL)
 
 AI vec one_nan(vec x)
 {
