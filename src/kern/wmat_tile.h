@@ -3,9 +3,9 @@
  *
  * The tier has defined before: vec, VL (floats of a vec: 4, 8 or 16), vload, vstore, vzero, vfma
  * (a * b + c), TILE_R x TILE_C (outputs of a register tile), HOLD (keeps a vector in a register),
- * FUSED_MAX (most rows of x that go the fused way), FUSED_COLS_N (rows of W side by side for N of x),
- * FUSED_SHARED (registers suffice to hold a part of all of these),
- * reduce4 (four times 16 lanes -> four sums) and, for each type T, hdr_T and dec_T.
+ * FUSED_MAX (most rows of x that go the fused way: 4 or 8), FUSED_COLS_N (rows of W side by side
+ * for N rows of x), FUSED_SHARED (registers suffice for a part of all of these), reduce4 (four times
+ * 16 lanes -> four sums) and, for each type T, hdr_T and dec_T.
  *
  * Two ways, one order of operations: a lane is a sequence of fma over ascending k in both.
  *   few rows of x:  a block is decoded into registers and multiplied at once (fused_rows);
@@ -311,7 +311,7 @@ typedef void (*fused_fn)(float *y, size_t ldy, const float *x, size_t ldx, const
 typedef struct type_ops {
     pack_fn pack;
     plain_fn plain;
-    fused_fn fused[FUSED_MAX];
+    fused_fn fused[5]; /* for 1 .. 4 rows of x, and for 8 where FUSED_MAX is 8 */
 } type_ops;
 
 /* parts: 32-element parts of a block; bytes: of parts * 32 elements; colsN: rows of W side by side
@@ -436,8 +436,13 @@ static void matmul(float *y, size_t ldy, const float *x, size_t ldx, size_t rows
         for (size_t r = 0; r < rows; r++) {
             memset(y + r * ldy, 0, w->n * sizeof *y);
         }
-    } else if (rows <= FUSED_MAX) {
+    } else if (rows <= 4) {
         ops[w->type].fused[rows - 1](y, ldy, x, ldx, w, scratch);
+    } else if (rows == FUSED_MAX) {
+        ops[w->type].fused[4](y, ldy, x, ldx, w, scratch);
+    } else if (rows < FUSED_MAX) { /* decoding twice costs less than three more functions a type */
+        ops[w->type].fused[3](y, ldy, x, ldx, w, scratch);
+        ops[w->type].fused[rows - 5](y + 4 * ldy, ldy, x + 4 * ldx, ldx, w, scratch);
     } else {
         panel_rows(y, ldy, x, ldx, rows, w, scratch);
     }
