@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* wmat_avx512.c: weights x activations with AVX-512 F, BW, DQ and VL; equals wmat_ref.c bit for bit.
+/* wmat_avx512.c: weights x activations with AVX-512 F, BW, DQ, VL; equals wmat_ref.c bit for bit.
  *
- * Codes of up to five bits go through a table: 16 (or twice 16) decoded values in a register, looked
- * up by vpermps, which heeds only the lowest four bits of an index, so that low nibbles need no
- * mask. A tile is 6 rows of x by 4 of W: 24 accumulators. */
+ * Codes of up to five bits go through a table: 16 (or twice 16) decoded values in a register, found
+ * by vpermps, which heeds only the lowest four bits of an index, so that low nibbles need no mask.
+ * A tile is 6 rows of x by 4 of W: 24 accumulators. */
 #include "kern/wmat_x86.h"
 
 typedef __m512 vec;
