@@ -17,23 +17,6 @@
 
 #define TILE_VECS  (KVS__TILE / VW)
 #define BLOCK_VECS (32 / VW) /* vectors of a block of 32 codes of a row */
-/* Full unrolling is what keeps accumulators in registers. Not under sanitizers: each instruction
- * then brings its checks, and compiling an instrumented unrolled body takes minutes. */
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(memory_sanitizer) ||                         \
-    __has_feature(thread_sanitizer)
-#define UNROLL
-#endif
-#endif
-#if defined(UNROLL) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#undef UNROLL
-#define UNROLL
-#elif defined(__clang__)
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 64")
-#endif
-#define EACH(i, n) UNROLL for (size_t i = 0; i < (n); i++)
 
 /* Makes the compiler load again what p points to, which it would otherwise keep in registers. */
 #define FORGET(p) __asm__ volatile("" : "+r"(p))
