@@ -166,7 +166,8 @@ typedef struct kvs_attend {
     }
 
 /* A query that sees no token gives zeros. Reading an empty layer is KVS_E_STATE, a window of which
- * a token is no longer stored KVS_E_RANGE. NaN and infinities in what a query sees go through to
+ * a token is no longer stored KVS_E_RANGE, a bidirectional read across dense_until
+ * KVS_E_UNSUPPORTED. NaN and infinities in what a query sees go through to
  * its output (as the one NaN 0x7fc00000); what it does not see never changes a bit. */
 KVS_API kvs_status kvs_cache_attend(kvs_cache *cache, uint32_t layer, const kvs_attend *desc,
                                     kvs_err *err);
@@ -183,12 +184,12 @@ typedef struct kvs_view_info {
     int64_t start;  /* oldest position of the window held; sinks below it come on top */
     int64_t end;    /* == offset */
     uint32_t n_sinks;
-    uint64_t width;  /* tokens held: n_sinks + end - start */
     kvs_dtype dtype; /* of dense elements, or of scales */
+    uint64_t width;  /* tokens held: n_sinks + end - start */
 } kvs_view_info;
 #define KVS_VIEW_INFO_INIT                                                                         \
     {                                                                                              \
-        sizeof(kvs_view_info), 0, 0, 0, 0, 0, KVS_F32                                              \
+        sizeof(kvs_view_info), 0, 0, 0, 0, KVS_F32, 0                                              \
     }
 KVS_API kvs_status kvs_view_new(kvs_cache *cache, uint32_t layer, kvs_view **out, kvs_err *err);
 KVS_API void kvs_view_free(kvs_view *view);
