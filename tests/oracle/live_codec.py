@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """kvs_codec_encode and _decode against mx.quantize and mx.dequantize on fresh input.
 
-Bits must be the same, those of a NaN in scales and biases included; decoded, a NaN equals a NaN.
+Bits must be the same, those of NaNs included.
 """
 
 import mlx.core as mx
@@ -116,7 +116,7 @@ def check_encode(tally, ctx, kind, x, bits, group, name):
     tally.same(f"{what} biases", ours[2], biases, kind, True)
     y = ctx.decode((words, scales, biases), codec, WIDTH)
     expect = bits_of(mx.dequantize(*theirs, group, bits))
-    tally.same(f"{what} decoded", y, expect, kind, False)
+    tally.same(f"{what} decoded", y, expect, kind, True)
 
 
 def check_decode(tally, ctx, rng, kind, bits, group, n, name):
@@ -127,7 +127,7 @@ def check_decode(tally, ctx, rng, kind, bits, group, n, name):
     planes = mx.array(words), to_mx(scales, kind), to_mx(biases, kind)
     expect = bits_of(mx.dequantize(*planes, group, bits))
     y = ctx.decode((words, scales, biases), codec, WIDTH)
-    tally.same(f"{name} {kind} bits {bits} group {group} any planes", y, expect, kind, False)
+    tally.same(f"{name} {kind} bits {bits} group {group} any planes", y, expect, kind, True)
 
 
 def run(library, rng, values):
