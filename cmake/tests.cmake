@@ -4,6 +4,7 @@
 include(CTest)
 find_library(CMOCKA_LIB cmocka)
 file(GLOB KVS_UNIT_SRC CONFIGURE_DEPENDS tests/unit/test_*.c)
+list(FILTER KVS_UNIT_SRC EXCLUDE REGEX "/test_engine_[^/]*$") # cmake/tests/engine.cmake
 if(CMOCKA_LIB AND NOT CMAKE_CROSSCOMPILING)
   foreach(src IN LISTS KVS_UNIT_SRC)
     get_filename_component(name ${src} NAME_WE)
