@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: MIT */
+/* map.h: a whole file mapped read-only into memory.
+ *
+ * The mapping follows the file: bytes that another process writes in place show up in it, and if the
+ * file is truncated, touching what is gone raises SIGBUS, which the library does not catch (a
+ * handler would be a side effect on the whole process). So a file that may be mapped is replaced by
+ * writing a new one and renaming it over the old: the mapping then keeps the old content. */
+#ifndef KVS_BASE_MAP_H
+#define KVS_BASE_MAP_H
+
+#include "base/base.h"
+
+typedef struct kvs__map {
+    const uint8_t *data; /* page-aligned; never NULL while open, also for an empty file */
+    size_t bytes;        /* the file's size when it was opened */
+} kvs__map;
+
+/* Maps a regular file; the descriptor is closed before return. KVS_E_NOTFOUND: no such file.
+ * KVS_E_IO: the system refused, or it is no regular file. On failure *out is untouched. */
+kvs_status kvs__map_open(const char *path, kvs__map *out, kvs_err *err);
+/* Unmaps and clears; a cleared map is fine. */
+void kvs__map_close(kvs__map *m);
+
+#endif
