@@ -66,8 +66,9 @@ typedef struct kvs_cache_opts {
 typedef struct kvs_cache kvs_cache;
 
 /* What a cache of these options takes from the allocator when each layer holds n_tokens (appended
- * in blocks within each layer's max_block): exactly what kvs_cache_bytes will say. Layers whose
- * dense_until lies at or above n_tokens are counted dense. layer_bytes: [n_layers] or NULL. */
+ * in blocks within each layer's max_block): exactly what kvs_cache_bytes will say. A layer with
+ * dense_until is counted dense up to there and converted beyond; between the append that converts
+ * it and the next one it holds both. layer_bytes: [n_layers] or NULL. */
 KVS_API kvs_status kvs_cache_plan(const kvs_cache_opts *opts, uint64_t n_tokens,
                                   size_t *state_bytes, size_t *layer_bytes, kvs_err *err);
 

@@ -6,5 +6,6 @@
 #include "kvstate/base.h"
 #include "kvstate/cache.h"
 #include "kvstate/codec.h"
+#include "kvstate/mask.h"
 
 #endif
