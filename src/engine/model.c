@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* model.c: opens a model file and answers questions about it. Owns the mapping, the tokenizer and
- * the resolved network; how these are read is in net.c and vocab.c. */
+ * the resolved network; how these are read is in net.c and token_gguf.c. */
 #include "kvstate/model.h"
 
 #include <inttypes.h>
@@ -9,7 +9,7 @@
 
 #include "engine/arch.h"
 #include "engine/model_parts.h"
-#include "engine/token.h"
+#include "engine/token_gguf.h"
 
 /* ---- opening */
 
@@ -88,8 +88,9 @@ static kvs_status load(kvs_model *m, const char *path, uint32_t flags, kvs_err *
         st = kvs__net_load(m, err);
     }
     if (st == KVS_OK) {
-        st = kvs__vocab_load(m, err);
-        if (st == KVS_E_UNSUPPORTED && flags & KVS_MODEL_INSPECT) {
+        st = kvs__tokenizer_from_gguf(m->ctx, m->gguf, NULL, &m->tok, err);
+        bool inspect = (flags & KVS_MODEL_INSPECT) != 0;
+        if (st == KVS_E_NOTFOUND || (inspect && st == KVS_E_UNSUPPORTED)) {
             st = KVS_OK;
         }
     }
