@@ -27,6 +27,13 @@
 #include "kern/kern.h"
 #include "kern/math.h"
 
+/* Loops over a run must be unrolled: the vector's number selects constants. */
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 8")
+#endif
+
 enum {
     Q = 32 / VW /* vectors of a run of 32 elements, which every group is a multiple of */
 };
@@ -294,6 +301,7 @@ INLINE void group_codes(const float *x, uint32_t group, float scale_, float bias
     vf bias = vf_set(bias_);
     for (uint32_t i = 0; i < group; i += 32, words += bits) {
         vf q[Q];
+        UNROLL
         for (int j = 0; j < Q; j++) {
             vf y = vf_div(vf_sub(vf_load(x + i + j * VW), bias), scale);
             /* clamped before it is rounded, which is the same since the limits are whole */
@@ -353,6 +361,7 @@ INLINE void decode(uint32_t bits, float *dst, const uint32_t *words, const float
         vf b = vf_set(bias[g]);
         for (uint32_t i = 0; i < group; i += 32, dst += 32, words += bits, left -= 4 * bits) {
             v32_stream c = v32_load(words, bits, left);
+            UNROLL
             for (int j = 0; j < Q; j++) {
                 vf_store(dst + j * VW, vf_fma(v32_values(c, bits, j), s, b));
             }
@@ -396,6 +405,7 @@ INLINE void decode_mlx(uint32_t bits, kvs_dtype dtype, void *dst, const uint32_t
         vf b = vf_set(b1);
         for (uint32_t i = 0; i < group; i += 32, at += 32, words += bits, left -= 4 * bits) {
             v32_stream c = v32_load(words, bits, left);
+            UNROLL
             for (size_t j = 0; j < Q; j++) {
                 store_value_mlx(dst, at + j * VW, v32_values(c, bits, (int)j), s, b, dtype);
             }
@@ -428,4 +438,5 @@ static void codec_init(kvs__kern *k)
 }
 
 #undef EACH_BITS
+#undef UNROLL
 #endif
