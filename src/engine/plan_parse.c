@@ -105,20 +105,20 @@ kvs_status kvs__plan_parse_pair(kvs__plan_parser *ps, const char *text, kvs_code
         return st == KVS_OK ? parse_bits(ps, vb, v, err) : st;
     }
     char name[MAX_NAME];
-    const char *comma = strchr(text, ',');
-    if (!comma) {
+    const char *plus = strchr(text, '+');
+    if (!plus) {
         kvs_status st = kvs__plan_parse_codec(ps, text, k, err);
         *v = *k;
         return st;
     }
-    size_t len = (size_t)(comma - text);
+    size_t len = (size_t)(plus - text);
     if (len >= sizeof name) {
         return kvs__fail(err, KVS_E_INVAL, "engine", "\"%.80s\" is no codec", text);
     }
     memcpy(name, text, len);
     name[len] = '\0';
     kvs_status st = kvs__plan_parse_codec(ps, name, k, err);
-    return st == KVS_OK ? kvs__plan_parse_codec(ps, comma + 1, v, err) : st;
+    return st == KVS_OK ? kvs__plan_parse_codec(ps, plus + 1, v, err) : st;
 }
 
 /* ---- layers files */

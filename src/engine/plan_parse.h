@@ -25,7 +25,7 @@ typedef struct kvs__plan_parser {
 /* One codec: kvs_codec_parse's names, and llama.cpp's type names mapped to the nearest of ours. */
 kvs_status kvs__plan_parse_codec(kvs__plan_parser *ps, const char *name, kvs_codec *out,
                                  kvs_err *err);
-/* "NAME", "kXvY" or "NAME,NAME". */
+/* "NAME", "kXvY" or "NAME+NAME". */
 kvs_status kvs__plan_parse_pair(kvs__plan_parser *ps, const char *text, kvs_codec *k, kvs_codec *v,
                                 kvs_err *err);
 /* Lines "LAYERS CODEC [window=N] [sinks=N] [start=N]", later ones override; every layer must be
