@@ -208,15 +208,6 @@ static int32_t whole_word(const kvs_tokenizer *tok, const char *word, size_t len
     return id >= 0 && (tok->entries[id].attr & KVS__TOKEN_MERGEABLE) != 0 ? id : -1;
 }
 
-/* A byte without a token becomes the unknown token, or nothing where there is none. */
-static kvs_status push_or_unk(kvs__token_work *w, int32_t id)
-{
-    if (id < 0) {
-        id = w->tok->special[KVS_SPECIAL_UNK];
-    }
-    return id < 0 ? KVS_OK : kvs__token_push(w, id);
-}
-
 kvs_status kvs__token_bpe_word(kvs__token_work *w, const char *word, size_t len)
 {
     const kvs_tokenizer *tok = w->tok;
@@ -228,14 +219,23 @@ kvs_status kvs__token_bpe_word(kvs__token_work *w, const char *word, size_t len)
     if (st != KVS_OK) {
         return st;
     }
+    /* A byte that never occurred in training may lack a token. It is dropped before merging, as
+     * the models' own tokenizers do; unknown_token_id of such files is for other uses. */
+    size_t n = 0;
     for (size_t i = 0; i < len; i++) {
-        w->syms[i].at = (uint32_t)i;
-        w->syms[i].len = 1;
-        w->syms[i].id = tok->byte_id[(unsigned char)word[i]];
+        int32_t id = tok->byte_id[(unsigned char)word[i]];
+        if (id >= 0) {
+            w->syms[n].at = (uint32_t)i;
+            w->syms[n].len = 1;
+            w->syms[n++].id = id;
+        }
     }
-    kvs__token_merge(tok, word, w->syms, w->heap, len, pair_rank);
+    if (n == 0) {
+        return KVS_OK;
+    }
+    kvs__token_merge(tok, word, w->syms, w->heap, n, pair_rank);
     for (uint32_t i = 0; i != UINT32_MAX && st == KVS_OK; i = w->syms[i].next) {
-        st = push_or_unk(w, w->syms[i].id);
+        st = kvs__token_push(w, w->syms[i].id);
     }
     return st;
 }

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: MIT
+# The tokenizers against other libraries' (tests/oracle/tokens.py), on real vocabularies.
+if(KVS_ENGINE AND NOT CMAKE_CROSSCOMPILING)
+  add_executable(token_driver tests/oracle/token_driver.c $<TARGET_OBJECTS:kvstate_engine_objects>
+    $<TARGET_OBJECTS:kvstate_objects>)
+  target_include_directories(token_driver PRIVATE include src)
+  target_compile_definitions(token_driver PRIVATE KVS_STATIC)
+  target_link_libraries(token_driver PRIVATE kvs_flags Threads::Threads m PkgConfig::KVS_PCRE2)
+endif()
+find_package(Python3 QUIET COMPONENTS Interpreter)
+if(TARGET token_driver AND Python3_FOUND)
+  set(dir ${PROJECT_SOURCE_DIR}/tests/oracle)
+  add_test(NAME oracle_token COMMAND Python3::Interpreter ${dir}/with_venv.py
+    ${PROJECT_BINARY_DIR}/venv-token ${dir}/requirements-token.txt
+    ${dir}/oracle_token.py $<TARGET_FILE:token_driver>)
+  set_tests_properties(oracle_token PROPERTIES LABELS "oracle;model" TIMEOUT 1200 SKIP_RETURN_CODE 77)
+endif()
