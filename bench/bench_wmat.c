@@ -7,7 +7,9 @@
  * fma peak. `token`: the matrices of SmolLM2-135M once, 96 MB; value in ms, limit: read bandwidth.
  * Figures are medians of passes, the cases of a group interleaved; the bandwidth and the peak are
  * measured between them. CSV on stdout: bench,case,value,unit,limit,ratio.
- *   bench_wmat [substring of case names]... */
+ *   bench_wmat [-c] [substring of case names]...
+ * -c: CPU time of the process over its threads instead of wall time, for a machine with other work.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,11 +51,19 @@ static const struct {
 #endif
 };
 
+static clockid_t time_source = CLOCK_MONOTONIC;
+
 static double now(void)
 {
     struct timespec t;
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    (void)clock_gettime(time_source, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static double since(double start, uint32_t threads)
+{
+    double t = now() - start;
+    return time_source == CLOCK_MONOTONIC ? t : t / threads;
 }
 
 static int by_value(const void *a, const void *b)
@@ -117,7 +127,7 @@ static double read_speed(uint32_t threads)
 {
     double t = now();
     kvs__pool_run(kvs__ctx_pool(ctx[threads - 1]), DECODE_BYTES / READ_ITEM, read_item, weights);
-    return (double)DECODE_BYTES / (now() - t) * 1e-9;
+    return (double)DECODE_BYTES / since(t, threads) * 1e-9;
 }
 
 #define FMA_LOOPS 300000
@@ -159,7 +169,7 @@ static double fma_speed(size_t t, uint32_t threads)
 #if defined(__x86_64__)
     double start = now();
     kvs__pool_run(kvs__ctx_pool(ctx[threads - 1]), (size_t)threads * 4, fma_items[t], NULL);
-    return (double)threads * 4 * FMA_LOOPS * 10 * 2 * tiers[t].lanes / (now() - start) * 1e-9;
+    return (double)threads * 4 * FMA_LOOPS * 10 * 2 * tiers[t].lanes / since(start, threads) * 1e-9;
 #else
     (void)t;
     (void)threads;
@@ -230,7 +240,7 @@ static void measure(spot *s, size_t pass, size_t tier, uint32_t threads, const k
     for (size_t i = 0; i < repeat; i++) {
         run(tier, threads, out, 1, x, rows);
     }
-    s->time[pass] = (now() - t) / (double)repeat;
+    s->time[pass] = since(t, threads) / (double)repeat;
 }
 
 static void group(const char *kind, const kvs__wtype_info *info, size_t n, size_t k,
@@ -320,7 +330,7 @@ static void tokens(void)
             s.fma[p] = fma_speed(tier, threads);
             double t = now();
             (void)walk(tier, threads, n);
-            s.time[p] = now() - t;
+            s.time[p] = since(t, threads);
         }
         double t = median(s.time, PASSES);
         double limit = (double)bytes * 1e-9 / median(s.read, PASSES);
@@ -356,8 +366,10 @@ int main(int argc, char **argv)
 {
     static const size_t few[] = {1, 2, 4, 8};
     static const size_t many[] = {64, 512};
-    filters = argv + 1;
-    n_filters = argc - 1;
+    bool cpu_time = argc > 1 && strcmp(argv[1], "-c") == 0;
+    time_source = cpu_time ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC;
+    filters = argv + 1 + cpu_time;
+    n_filters = argc - 1 - cpu_time;
     set_up();
     (void)printf("bench,case,value,unit,limit,ratio\n");
     const kvs__wtype_info *info = NULL;
