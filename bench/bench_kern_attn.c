@@ -79,7 +79,7 @@ static _Alignas(64) float v_scratch[V_RUN * DIM];
 static double now_ns(void)
 {
     struct timespec t;
-    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
     return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
 }
 
@@ -271,20 +271,35 @@ static void values(const kvs__kern *k, const head *h, size_t rows, size_t from, 
     }
 }
 
-static void direct(const kvs__kern *k, const head *h, size_t rows, size_t from, size_t n)
+static void direct_scores(const kvs__kern *k, const head *h, size_t rows, size_t from, size_t n)
 {
     kvs__planes tiles[KVS__CHUNK_TILES];
     for (size_t t = 0; t < n / KVS__TILE; t++) {
         tiles[t] = at_token(h, h->k, from + t * KVS__TILE);
     }
     k->qk_direct(s, KVS__CHUNK, q, DIM, rows, &h->shape, tiles, n / KVS__TILE);
+}
+
+static void direct_values(const kvs__kern *k, const head *h, size_t rows, size_t from, size_t n)
+{
     kvs__planes run = at_token(h, h->v, from);
     k->pv_direct(acc, DIM, s, KVS__CHUNK, rows, &h->shape, &run, n);
 }
 
-typedef enum op { OP_ATTEND, OP_DIRECT, OP_K_TILE, OP_V_ROWS, OP_QK, OP_PV, OP_SOFTMAX, N_OPS } op;
-static const char *const op_names[N_OPS] = {"attend", "direct", "k_tile", "v_rows",
-                                            "qk",     "pv",     "softmax"};
+typedef enum op {
+    OP_ATTEND,
+    OP_DIRECT,
+    OP_QK_DIRECT,
+    OP_PV_DIRECT,
+    OP_K_TILE,
+    OP_V_ROWS,
+    OP_QK,
+    OP_PV,
+    OP_SOFTMAX,
+    N_OPS
+} op;
+static const char *const op_names[N_OPS] = {"attend", "direct", "qk_direct", "pv_direct", "k_tile",
+                                            "v_rows", "qk",     "pv",        "softmax"};
 
 static void work(op what, const kvs__kern *k, const head *h, size_t rows)
 {
@@ -300,7 +315,14 @@ static void work(op what, const kvs__kern *k, const head *h, size_t rows)
             values(k, h, rows, from, KVS__CHUNK);
             break;
         case OP_DIRECT:
-            direct(k, h, rows, from, KVS__CHUNK);
+            direct_scores(k, h, rows, from, KVS__CHUNK);
+            direct_values(k, h, rows, from, KVS__CHUNK);
+            break;
+        case OP_QK_DIRECT:
+            direct_scores(k, h, rows, from, KVS__CHUNK);
+            break;
+        case OP_PV_DIRECT:
+            direct_values(k, h, rows, from, KVS__CHUNK);
             break;
         case OP_K_TILE:
             for (size_t t = 0; t < KVS__CHUNK; t += KVS__TILE) {
@@ -344,7 +366,7 @@ static double elements(op what, const head *h, size_t rows)
 static double limit_of(op what, const tier *t, const head *h, size_t rows, bool dram)
 {
     double limit = 0;
-    if (what <= OP_DIRECT || what == OP_QK || what == OP_PV) {
+    if (what <= OP_PV_DIRECT || what == OP_QK || what == OP_PV) {
         limit = t->peak / (double)rows;
     }
     if (dram) {
@@ -420,6 +442,8 @@ static void run_codec(const codec *c, uint8_t *k, uint8_t *v, uint16_t *scale, b
     for (size_t i = 0; i < N_ROW_COUNTS; i++) {
         measure(OP_ATTEND, c, &h, row_counts[i], false);
         measure(OP_DIRECT, c, &h, row_counts[i], false);
+        measure(OP_QK_DIRECT, c, &h, row_counts[i], false);
+        measure(OP_PV_DIRECT, c, &h, row_counts[i], false);
     }
     if (c->shape.bits || c->shape.dtype != KVS_F32) {
         measure(OP_K_TILE, c, &h, 1, false);

@@ -30,6 +30,7 @@
     BLOCK(6, 1)                                                                                    \
     BLOCK(6, 2)
 
+#define TIGHT(R)    ((R) > 3)
 #define DIRECT_ROWS 4
 #define T_MAX       2
 #define C_MAX       8
@@ -179,6 +180,7 @@ INLINE vf vf_sel(vm m, vf yes, vf no)
 
 #define CODE_BYTES(bits)   8
 #define CODE_IN_WORD(bits) ((bits) == 2 || (bits) == 4)
+#define CODE_SHIFT_SIGN    1
 #include "kern/attn_codes.h"
 
 /* Codes 8 c .. 8 c + 7 of a block of 32. */
@@ -198,7 +200,7 @@ INLINE vi v_codes(const uint8_t *block, uint32_t bits, size_t c)
         __m256i pick = _mm256_loadu_si256((const void *)(code_pick[bits] + 32 * c));
         v = _mm256_shuffle_epi8(_mm256_set1_epi64x((long long)w), pick);
     }
-    v = _mm256_srlv_epi32(v, vi_ld(code_shift[bits] + 8 * c));
+    v = _mm256_srlv_epi32(v, _mm256_loadu_si256((const void *)(code_shift[bits] + 8 * c)));
     return vi_and(v, vi_set((1u << bits) - 1));
 }
 

@@ -37,6 +37,7 @@
     BLOCK(8, 1)                                                                                    \
     BLOCK(8, 2)
 
+#define TIGHT(R)    0
 #define DIRECT_ROWS 8
 #define T_MAX       4
 #define C_MAX       4
@@ -188,6 +189,7 @@ INLINE vf vf_sel(vm m, vf yes, vf no)
 
 #define CODE_BYTES(bits)   ((bits) > 4 ? 16 : 8)
 #define CODE_IN_WORD(bits) ((bits) == 2)
+#define CODE_SHIFT_SIGN    1
 #include "kern/attn_codes.h"
 
 /* Codes 16 c .. 16 c + 15 of a block of 32. */
@@ -213,7 +215,7 @@ INLINE vi v_codes(const uint8_t *block, uint32_t bits, size_t c)
         }
         v = _mm512_shuffle_epi8(v, pick);
     }
-    v = _mm512_srlv_epi32(v, vi_ld(code_shift[bits] + 16 * c));
+    v = _mm512_srlv_epi32(v, _mm512_loadu_si512(code_shift[bits] + 16 * c));
     return vi_and(v, vi_set((1u << bits) - 1));
 }
 

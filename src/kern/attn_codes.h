@@ -4,7 +4,7 @@
  * Vector c holds the codes from VW * c on. Either all of them lie in one word (CODE_IN_WORD), or
  * the vector looks at CODE_BYTES(bits) bytes from code_base(bits, c) on, which never reach past the
  * block, and each lane picks the one or two bytes that its code touches (0x80: a zero byte). Then
- * it shifts by code_shift and masks. */
+ * it shifts right by code_shift (times CODE_SHIFT_SIGN) and masks. */
 #ifndef KVS_KERN_ATTN_CODES_H
 #define KVS_KERN_ATTN_CODES_H
 
@@ -21,7 +21,7 @@ INLINE size_t code_base(uint32_t bits, size_t c)
     (bits) * (e) / 8 - CODE_BASE(bits, (e) / VW),                                                  \
         (bits) * (e) % 8 + (bits) > 8 ? (bits) * (e) / 8 + 1 - CODE_BASE(bits, (e) / VW) : 0x80,   \
         0x80, 0x80
-#define SHIFT(bits, e) (bits) * (e) % (CODE_IN_WORD(bits) ? 32 : 8)
+#define SHIFT(bits, e) CODE_SHIFT_SIGN *((int32_t)((bits) * (e) % (CODE_IN_WORD(bits) ? 32 : 8)))
 
 #define FOUR(what, bits, e)                                                                        \
     what(bits, e), what(bits, (e) + 1), what(bits, (e) + 2), what(bits, (e) + 3)
@@ -37,7 +37,7 @@ static const uint8_t code_pick[9][128] = {
     [5] = ALL32(PICK, 5), [6] = ALL32(PICK, 6), [8] = ALL32(PICK, 8),
 };
 /* [bits][code] */
-static const uint32_t code_shift[9][32] = {
+static const int32_t code_shift[9][32] = {
     [2] = ALL32(SHIFT, 2), [3] = ALL32(SHIFT, 3), [4] = ALL32(SHIFT, 4),
     [5] = ALL32(SHIFT, 5), [6] = ALL32(SHIFT, 6), [8] = ALL32(SHIFT, 8),
 };

@@ -26,15 +26,22 @@ typedef struct direct {
 
 typedef void (*direct_fn)(const direct *job);
 
+/* Pointers, not multiples of ldw: with them the unrolled code needs no other registers. */
+INLINE void weight_rows(const float *w[], const direct *job, const size_t R)
+{
+    EACH (r, R) {
+        w[r] = job->w + r * job->ldw;
+    }
+}
+
 /* -- scores: R rows by T tiles. Slots beyond the last tile repeat it and are not stored. */
 
-INLINE void add_products(vf x[], vf y[], const float *w, size_t ldw, const size_t R, const size_t C)
+INLINE void add_products(vf x[], vf y[], const float *w[], size_t at, const size_t R,
+                         const size_t C)
 {
-    UNROLL for (size_t r = 0; r < R; r++)
-    {
-        vf a = vf_set(w[r * ldw]);
-        UNROLL for (size_t c = 0; c < C; c++)
-        {
+    EACH (r, R) {
+        vf a = vf_set(w[r][at]);
+        EACH (c, C) {
             x[r * C + c] = vf_fma(a, y[c], x[r * C + c]);
         }
     }
@@ -43,14 +50,15 @@ INLINE void add_products(vf x[], vf y[], const float *w, size_t ldw, const size_
 INLINE void dense_tiles(vf x[], const direct *job, const kvs__planes *const tile[], kvs_dtype dtype,
                         const size_t R, const size_t T)
 {
+    const float *w[DIRECT_ROWS];
+    weight_rows(w, job, R);
     for (size_t d = 0; d < job->shape->dim; d++) {
         vf y[T_MAX * TILE_VECS];
-        UNROLL for (size_t c = 0; c < T * TILE_VECS; c++)
-        {
+        EACH (c, T * TILE_VECS) {
             size_t at = d * KVS__TILE + c % TILE_VECS * VW;
             y[c] = load_vec(tile[c / TILE_VECS]->data, dtype, at);
         }
-        add_products(x, y, job->w + d, job->ldw, R, T * TILE_VECS);
+        add_products(x, y, w, d, R, T * TILE_VECS);
     }
 }
 
@@ -60,34 +68,39 @@ INLINE void affine_tiles(vf x[], const direct *job, const kvs__planes *const til
     const kvs__shape *shape = job->shape;
     const size_t period = code_period(bits);
     const uint32_t *words[T_MAX];
-    UNROLL for (size_t t = 0; t < T; t++)
-    {
+    EACH (t, T) {
         words[t] = tile[t]->data;
     }
-    const float *w = job->w;
+    const float *w[DIRECT_ROWS];
+    weight_rows(w, job, R);
     size_t at = 0;
     for (size_t g = 0; g < shape->dim / shape->group; g++) {
-        vf scale[T_MAX * TILE_VECS];
-        vf bias[T_MAX * TILE_VECS];
-        UNROLL for (size_t c = 0; c < T * TILE_VECS; c++)
-        {
+        float line[2 * T_MAX * KVS__TILE]; /* scales, then biases */
+        EACH (c, T * TILE_VECS) {
             const kvs__planes *from = tile[c / TILE_VECS];
             size_t i = g * KVS__TILE + c % TILE_VECS * VW;
-            scale[c] = load_vec(from->scale, shape->dtype, i);
-            bias[c] = load_vec(from->bias, shape->dtype, i);
+            vf_st(line + c * VW, load_vec(from->scale, shape->dtype, i));
+            vf_st(line + T * KVS__TILE + c * VW, load_vec(from->bias, shape->dtype, i));
         }
-        for (size_t d = 0; d < shape->group; d += period, w += period) {
-            UNROLL for (size_t i = 0; i < period; i++)
-            {
+        for (size_t d = 0; d < shape->group; d += period) {
+            EACH (i, period) {
                 vf y[T_MAX * TILE_VECS];
-                UNROLL for (size_t c = 0; c < T * TILE_VECS; c++)
-                {
-                    const uint32_t *from = words[c / TILE_VECS] + at + c % TILE_VECS * VW;
-                    y[c] = vf_fma(vf_from_u32(k_codes(from, bits, i)), scale[c], bias[c]);
+                const float *scale = line;
+                if (TIGHT(R)) {
+                    FORGET(scale);
                 }
-                add_products(x, y, w + i, job->ldw, R, T * TILE_VECS);
+                EACH (c, T * TILE_VECS) {
+                    const uint32_t *from = words[c / TILE_VECS] + at + c % TILE_VECS * VW;
+                    y[c] = vf_from_u32(k_codes(from, bits, i));
+                    y[c] =
+                        vf_fma(y[c], vf_ld(scale + c * VW), vf_ld(scale + T * KVS__TILE + c * VW));
+                }
+                add_products(x, y, w, i, R, T * TILE_VECS);
             }
             at += period * bits / 32 * KVS__TILE;
+            EACH (r, R) {
+                w[r] += period;
+            }
         }
     }
 }
@@ -98,12 +111,10 @@ INLINE void direct_tiles(const direct *job, uint32_t bits, kvs_dtype dtype, cons
     for (size_t t0 = 0; t0 < job->n; t0 += T) {
         const kvs__planes *tile[T_MAX];
         vf x[DIRECT_ROWS * T_MAX * TILE_VECS];
-        UNROLL for (size_t t = 0; t < T; t++)
-        {
+        EACH (t, T) {
             tile[t] = job->planes + (t0 + t < job->n ? t0 + t : job->n - 1);
         }
-        UNROLL for (size_t i = 0; i < R * T * TILE_VECS; i++)
-        {
+        EACH (i, R * T * TILE_VECS) {
             x[i] = vf_set(0.0f);
         }
         if (bits == 0) {
@@ -111,8 +122,7 @@ INLINE void direct_tiles(const direct *job, uint32_t bits, kvs_dtype dtype, cons
         } else {
             affine_tiles(x, job, tile, bits, R, T);
         }
-        UNROLL for (size_t i = 0; i < R * T * TILE_VECS; i++)
-        {
+        EACH (i, R * T * TILE_VECS) {
             size_t r = i / (T * TILE_VECS);
             size_t c = i % (T * TILE_VECS);
             if (t0 + c / TILE_VECS < job->n) {
@@ -126,31 +136,30 @@ INLINE void direct_tiles(const direct *job, uint32_t bits, kvs_dtype dtype, cons
 
 INLINE void load_acc(vf x[], const direct *job, size_t d, const size_t R, const size_t C)
 {
-    UNROLL for (size_t i = 0; i < R * C; i++)
-    {
+    EACH (i, R * C) {
         x[i] = vf_ld(job->out + i / C * job->ldo + d + i % C * VW);
     }
 }
 
 INLINE void store_acc(vf x[], const direct *job, size_t d, const size_t R, const size_t C)
 {
-    UNROLL for (size_t i = 0; i < R * C; i++)
-    {
+    EACH (i, R * C) {
         vf_st(job->out + i / C * job->ldo + d + i % C * VW, x[i]);
     }
 }
 
 INLINE void dense_rows(const direct *job, size_t d, kvs_dtype dtype, const size_t R, const size_t C)
 {
+    const float *w[DIRECT_ROWS];
+    weight_rows(w, job, R);
     vf x[DIRECT_ROWS * C_MAX];
     load_acc(x, job, d, R, C);
     for (size_t j = 0; j < job->n; j++) {
         vf y[C_MAX];
-        UNROLL for (size_t c = 0; c < C; c++)
-        {
+        EACH (c, C) {
             y[c] = load_vec(job->planes->data, dtype, j * job->shape->dim + d + c * VW);
         }
-        add_products(x, y, job->w + j, job->ldw, R, C);
+        add_products(x, y, w, j, R, C);
     }
     store_acc(x, job, d, R, C);
 }
@@ -162,19 +171,20 @@ INLINE void affine_rows(const direct *job, size_t d, const float *scale, const f
 {
     size_t stride = job->shape->dim / job->shape->group;
     size_t row_bytes = (size_t)job->shape->dim * bits / 8;
-    const uint8_t *w = (const uint8_t *)job->planes->data + d * bits / 8;
+    const uint8_t *words = (const uint8_t *)job->planes->data + d * bits / 8;
+    const float *w[DIRECT_ROWS];
+    weight_rows(w, job, R);
     vf x[DIRECT_ROWS * C_MAX];
     load_acc(x, job, d + c0 * VW, R, C);
-    for (size_t j = 0; j < job->n; j++, w += row_bytes) {
+    for (size_t j = 0; j < job->n; j++, words += row_bytes) {
         vf y[C_MAX];
         vf s = vf_set(scale[j * stride]);
         vf b = vf_set(bias[j * stride]);
-        UNROLL for (size_t c = 0; c < C; c++)
-        {
-            const uint8_t *block = w + (c0 + c) / BLOCK_VECS * bits * 4;
+        EACH (c, C) {
+            const uint8_t *block = words + (c0 + c) / BLOCK_VECS * bits * 4;
             y[c] = vf_fma(vf_from_u32(v_codes(block, bits, (c0 + c) % BLOCK_VECS)), s, b);
         }
-        add_products(x, y, job->w + j, job->ldw, R, C);
+        add_products(x, y, w, j, R, C);
     }
     store_acc(x, job, d + c0 * VW, R, C);
 }

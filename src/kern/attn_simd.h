@@ -18,7 +18,11 @@
 #define TILE_VECS  (KVS__TILE / VW)
 #define BLOCK_VECS (32 / VW) /* vectors of a block of 32 codes of a row */
 /* Full unrolling is what keeps a block's accumulators in registers. */
-#define UNROLL _Pragma("GCC unroll 64")
+#define UNROLL     _Pragma("GCC unroll 64")
+#define EACH(i, n) UNROLL for (size_t i = 0; i < (n); i++)
+
+/* Makes the compiler load again what p points to, which it would otherwise keep in registers. */
+#define FORGET(p) __asm__ volatile("" : "+r"(p))
 
 /* -- elements of a run-time dtype. */
 
@@ -92,16 +96,13 @@ INLINE void k_affine(float *dst, const kvs__shape *s, const kvs__planes *t, uint
     for (size_t g = 0; g < s->dim / s->group; g++) {
         vf scale[TILE_VECS];
         vf bias[TILE_VECS];
-        UNROLL for (size_t c = 0; c < TILE_VECS; c++)
-        {
+        EACH (c, TILE_VECS) {
             scale[c] = load_vec(t->scale, s->dtype, g * KVS__TILE + c * VW);
             bias[c] = load_vec(t->bias, s->dtype, g * KVS__TILE + c * VW);
         }
         for (size_t d = 0; d < s->group; d += period) {
-            UNROLL for (size_t i = 0; i < period; i++)
-            {
-                UNROLL for (size_t c = 0; c < TILE_VECS; c++)
-                {
+            EACH (i, period) {
+                EACH (c, TILE_VECS) {
                     vf code = vf_from_u32(k_codes(w + c * VW, bits, i));
                     vf_st(dst + i * KVS__TILE + c * VW, vf_fma(code, scale[c], bias[c]));
                 }
@@ -152,8 +153,7 @@ INLINE void v_affine(float *dst, size_t ldd, const kvs__shape *s, const kvs__pla
             vf bias = vf_set(load1(rows->bias, s->dtype, j * n_groups + g));
             float *out = dst + j * ldd + g * s->group;
             for (size_t d = 0; d < s->group; d += 32) {
-                UNROLL for (size_t c = 0; c < BLOCK_VECS; c++)
-                {
+                EACH (c, BLOCK_VECS) {
                     vf code = vf_from_u32(v_codes(w, bits, c));
                     vf_st(out + d + c * VW, vf_fma(code, scale, bias));
                 }
@@ -213,32 +213,25 @@ INLINE void block(const product *p, const size_t R, const size_t C)
     const float *a = p->a;
     const float *b = p->b;
     size_t lda = p->lda;
-    UNROLL for (size_t r = 0; r < R; r++)
-    {
-        UNROLL for (size_t i = 0; i < C; i++)
-        {
+    EACH (r, R) {
+        EACH (i, C) {
             x[r][i] = p->add ? vf_ld(p->c + r * p->ldc + i * VW) : vf_set(0.0f);
         }
     }
     for (size_t j = 0; j < p->n; j++, b += p->ldb) {
         vf y[COLS_WIDE];
-        UNROLL for (size_t i = 0; i < C; i++)
-        {
+        EACH (i, C) {
             y[i] = vf_ld(b + i / TILE_VECS * p->next + i % TILE_VECS * VW);
         }
-        UNROLL for (size_t r = 0; r < R; r++)
-        {
+        EACH (r, R) {
             vf w = vf_set(a[r * lda + j]);
-            UNROLL for (size_t i = 0; i < C; i++)
-            {
+            EACH (i, C) {
                 x[r][i] = vf_fma(w, y[i], x[r][i]);
             }
         }
     }
-    UNROLL for (size_t r = 0; r < R; r++)
-    {
-        UNROLL for (size_t i = 0; i < C; i++)
-        {
+    EACH (r, R) {
+        EACH (i, C) {
             vf_st(p->c + r * p->ldc + i * VW, x[r][i]);
         }
     }
@@ -342,13 +335,11 @@ INLINE vf softcap_vec(vf s, float cap)
 static float row_top(float *s, size_t n_tiles, const uint16_t *mask, float softcap)
 {
     vf top[TILE_VECS];
-    UNROLL for (size_t c = 0; c < TILE_VECS; c++)
-    {
+    EACH (c, TILE_VECS) {
         top[c] = vf_set(-FLT_MAX);
     }
     for (size_t t = 0; t < n_tiles; t++) {
-        UNROLL for (size_t c = 0; c < TILE_VECS; c++)
-        {
+        EACH (c, TILE_VECS) {
             float *at = s + t * KVS__TILE + c * VW;
             vf x = vf_ld(at);
             vm visible = vm_bits((uint32_t)mask[t] >> (c * VW));
@@ -361,8 +352,7 @@ static float row_top(float *s, size_t n_tiles, const uint16_t *mask, float softc
         }
     }
     float lane[KVS__TILE];
-    UNROLL for (size_t c = 0; c < TILE_VECS; c++)
-    {
+    EACH (c, TILE_VECS) {
         vf_st(lane + c * VW, top[c]);
     }
     float m = lane[0];
@@ -381,14 +371,12 @@ static float row_top(float *s, size_t n_tiles, const uint16_t *mask, float softc
 static float row_exp(float *s, size_t n_tiles, const uint16_t *mask, float top)
 {
     vf sum[TILE_VECS];
-    UNROLL for (size_t c = 0; c < TILE_VECS; c++)
-    {
+    EACH (c, TILE_VECS) {
         sum[c] = vf_set(0.0f);
     }
     vf m = vf_set(top);
     for (size_t t = 0; t < n_tiles; t++) {
-        UNROLL for (size_t c = 0; c < TILE_VECS; c++)
-        {
+        EACH (c, TILE_VECS) {
             float *at = s + t * KVS__TILE + c * VW;
             vf p = exp_vec(vf_sub(vf_ld(at), m));
             p = vf_sel(vm_bits((uint32_t)mask[t] >> (c * VW)), p, vf_set(0.0f));
@@ -397,8 +385,7 @@ static float row_exp(float *s, size_t n_tiles, const uint16_t *mask, float top)
         }
     }
     float lane[KVS__TILE];
-    UNROLL for (size_t c = 0; c < TILE_VECS; c++)
-    {
+    EACH (c, TILE_VECS) {
         vf_st(lane + c * VW, sum[c]);
     }
     for (size_t h = KVS__TILE / 2; h > 0; h /= 2) {
