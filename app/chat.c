@@ -174,8 +174,9 @@ static int add_control(turn *t, const char *text)
     int rc = flush_plain(t);
     int32_t id = kvs_tokenizer_find(t->tok, text, strlen(text));
     if (rc == 0 && id < 0) {
-        return fail(EXIT_USAGE, "the chat format needs the token %s, which this model does not "
-                                "have; --raw completes the prompt without a format",
+        return fail(EXIT_USAGE,
+                    "the chat format needs the token %s, which this model does not "
+                    "have; --raw completes the prompt without a format",
                     text);
     }
     return rc == 0 ? add_id(t->out, id) : rc;
@@ -218,7 +219,9 @@ static const char *default_system(const kvs_model *model, size_t *n)
         }
         const char *begin = t + i + sizeof head - 1;
         size_t left = len - i - (sizeof head - 1);
-        size_t skip = begin[0] == '\n' ? 1 : left > 1 && begin[0] == '\\' && begin[1] == 'n' ? 2 : 0;
+        size_t skip = begin[0] == '\n'                                  ? 1
+                      : left > 1 && begin[0] == '\\' && begin[1] == 'n' ? 2
+                                                                        : 0;
         for (size_t k = skip; skip > 0 && k + sizeof tail - 1 <= left; k++) {
             if (memchr("{}'\"\\", begin[k], 5)) {
                 break;

@@ -52,7 +52,8 @@ static void text_model(const inspect *v)
         return;
     }
     (void)printf("read/token    %s\n", format_bytes(a, sizeof a, (double)i->step_bytes));
-    (void)printf("layers        %u of width %u, feed-forward %u\n", i->n_layers, i->d_model, i->d_ff);
+    (void)printf("layers        %u of width %u, feed-forward %u\n", i->n_layers, i->d_model,
+                 i->d_ff);
     (void)printf("heads         %u, %u for keys and values of %u/%u\n", i->n_heads, i->n_kv_heads,
                  i->k_dim, i->v_dim);
     (void)printf("context       %u tokens\n", i->n_ctx_train);
@@ -138,9 +139,10 @@ static void json_model(const inspect *v)
     const kvs_model_info *i = &v->info;
     json_member("{", "name", i->name);
     json_member(",", "architecture", i->arch);
-    (void)printf(",\"parameters\":%llu,\"file_bytes\":%llu,\"weight_bytes\":%llu,\"step_bytes\":%llu",
-                 (unsigned long long)i->n_params, (unsigned long long)i->file_bytes,
-                 (unsigned long long)i->weight_bytes, (unsigned long long)i->step_bytes);
+    (void)printf(
+        ",\"parameters\":%llu,\"file_bytes\":%llu,\"weight_bytes\":%llu,\"step_bytes\":%llu",
+        (unsigned long long)i->n_params, (unsigned long long)i->file_bytes,
+        (unsigned long long)i->weight_bytes, (unsigned long long)i->step_bytes);
     (void)printf(",\"n_layers\":%u,\"d_model\":%u,\"d_ff\":%u,\"n_heads\":%u,\"n_kv_heads\":%u,"
                  "\"k_dim\":%u,\"v_dim\":%u,\"n_vocab\":%u,\"n_ctx_train\":%u",
                  i->n_layers, i->d_model, i->d_ff, i->n_heads, i->n_kv_heads, i->k_dim, i->v_dim,

@@ -85,28 +85,6 @@ static int get_prompt(run *r, const char **text, size_t *n)
     return rc;
 }
 
-/* Bytes of the character at p, 0 where it is no UTF-8 (overlong and surrogate forms are none). */
-static size_t utf8_length(const unsigned char *p, size_t left)
-{
-    static const unsigned least[] = {0, 0, 0x80, 0x800, 0x10000};
-    size_t n = p[0] < 0x80             ? 1
-               : (p[0] & 0xe0) == 0xc0 ? 2
-               : (p[0] & 0xf0) == 0xe0 ? 3
-               : (p[0] & 0xf8) == 0xf0 ? 4
-                                       : 0;
-    if (n <= 1 || n > left) {
-        return n == 1 ? 1 : 0;
-    }
-    unsigned cp = p[0] & (0xffu >> (n + 1));
-    for (size_t i = 1; i < n; i++) {
-        if ((p[i] & 0xc0) != 0x80) {
-            return 0;
-        }
-        cp = cp << 6 | (p[i] & 0x3fu);
-    }
-    return cp < least[n] || cp > 0x10ffff || (cp >= 0xd800 && cp < 0xe000) ? 0 : n;
-}
-
 static int check_utf8(const char *text, size_t n)
 {
     const unsigned char *p = (const unsigned char *)text;
@@ -260,8 +238,7 @@ static int prepare(run *r, uint64_t seed)
     }
     if (rc == 0) {
         uint32_t flags = r->s->special ? KVS_TOKENIZE_SPECIAL : 0;
-        kvs_status st =
-            kvs_detok_new(kvs_model_tokenizer(r->model), flags, &r->detok, &err);
+        kvs_status st = kvs_detok_new(kvs_model_tokenizer(r->model), flags, &r->detok, &err);
         rc = st == KVS_OK ? 0 : fail_err(EXIT_FAILED, st, &err, NULL);
     }
     if (rc == 0 && r->format) {

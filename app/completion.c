@@ -68,9 +68,9 @@ static void zsh_name(const command_def *c, const option_def *o, const char *name
     (void)printf("            '--%s[", name);
     plain_help(o->help);
     (void)printf("]%s%s%s'\n", o->arg ? ":" : "", o->arg ? o->arg : "",
-                 !o->arg                          ? ""
+                 !o->arg                       ? ""
                  : strcmp(o->arg, "FILE") == 0 ? ":_files"
-                                                  : ":");
+                                               : ":");
 }
 
 static int zsh(void)

@@ -55,8 +55,9 @@ const option_def option_table[] = {
 
     {"c|ctx-size", "N", "most tokens of prompt and answer, 0: the model's [0]", CMD_ALL, OPT_U32,
      F(ctx_size), 0, U31},
-    {"kv", "PLAN", "how keys and values are kept: f32 f16 bf16 q8 q6 q5 q4 q3 q2 affineN[:G] kXvY "
-                   "A+B layers:FILE [f16]; bench: a list",
+    {"kv", "PLAN",
+     "how keys and values are kept: f32 f16 bf16 q8 q6 q5 q4 q3 q2 affineN[:G] kXvY "
+     "A+B layers:FILE [f16]; bench: a list",
      CMD_ALL, OPT_TEXT, F(kv), 0, 0},
     {"ctk|cache-type-k", "TYPE", "keys alone; llama.cpp's type names too", CMD_ALL, OPT_TEXT,
      F(cache_k), 0, 0},
@@ -284,8 +285,9 @@ static int from_argv(settings *s, const tables *t, const char *command_name, int
         }
         if (c == '?' || c == ':') {
             const char *what = at < argc ? argv[at] : "";
-            return fail(EXIT_USAGE, c == '?' ? "unknown option %s; kvstate %s --help lists them"
-                                             : "option %s needs a value; see kvstate %s --help",
+            return fail(EXIT_USAGE,
+                        c == '?' ? "unknown option %s; kvstate %s --help lists them"
+                                 : "option %s needs a value; see kvstate %s --help",
                         what, command_name);
         }
         const option_def *o = c >= 128 ? &option_table[c - 128] : t->by_letter[c];

@@ -127,7 +127,7 @@ int open_model(const settings *s, kvs_ctx *ctx, uint32_t flags, kvs_model **out)
 int make_plan(const settings *s, kvs_ctx *ctx, const kvs_model *model, const char *kv,
               kvs_plan **out)
 {
-    char bits[16];
+    char bits[24];
     kvs_err err = {KVS_OK, 0, "", ""};
     kvs_plan_opts o = KVS_PLAN_OPTS_INIT;
     o.kv = kv ? kv : s->kv;
@@ -161,20 +161,43 @@ int make_plan(const settings *s, kvs_ctx *ctx, const kvs_model *model, const cha
     return fail_err(st == KVS_E_IO ? EXIT_INPUT : EXIT_USAGE, st, &err, NULL);
 }
 
+size_t utf8_length(const unsigned char *p, size_t left)
+{
+    static const unsigned least[] = {0, 0, 0x80, 0x800, 0x10000};
+    size_t n = p[0] < 0x80             ? 1
+               : (p[0] & 0xe0) == 0xc0 ? 2
+               : (p[0] & 0xf0) == 0xe0 ? 3
+               : (p[0] & 0xf8) == 0xf0 ? 4
+                                       : 0;
+    if (n <= 1 || n > left) {
+        return n == 1 ? 1 : 0;
+    }
+    unsigned cp = p[0] & (0xffu >> (n + 1));
+    for (size_t i = 1; i < n; i++) {
+        if ((p[i] & 0xc0) != 0x80) {
+            return 0;
+        }
+        cp = cp << 6 | (p[i] & 0x3fu);
+    }
+    return cp < least[n] || cp > 0x10ffff || (cp >= 0xd800 && cp < 0xe000) ? 0 : n;
+}
+
 void json_text(FILE *out, const char *text, size_t n)
 {
     (void)fputc('"', out);
-    for (size_t i = 0; i < n; i++) {
-        unsigned char c = (unsigned char)text[i];
-        if (c == '"' || c == '\\') {
-            (void)fprintf(out, "\\%c", c);
-        } else if (c == '\n') {
-            (void)fputs("\\n", out);
-        } else if (c < 0x20 || c == 0x7f) {
-            (void)fprintf(out, "\\u%04x", c);
+    for (size_t i = 0; i < n;) {
+        const unsigned char *p = (const unsigned char *)text + i;
+        size_t len = utf8_length(p, n - i);
+        if (len == 0) {
+            (void)fputs("\xef\xbf\xbd", out);
+        } else if (*p == '"' || *p == '\\') {
+            (void)fprintf(out, "\\%c", *p);
+        } else if (*p < 0x20 || *p == 0x7f) {
+            (void)fprintf(out, "\\u%04x", *p);
         } else {
-            (void)fputc(c, out);
+            (void)fwrite(p, 1, len, out);
         }
+        i += len ? len : 1;
     }
     (void)fputc('"', out);
 }

@@ -47,7 +47,9 @@ int open_model(const settings *s, kvs_ctx *ctx, uint32_t flags, kvs_model **out)
 int make_plan(const settings *s, kvs_ctx *ctx, const kvs_model *model, const char *kv,
               kvs_plan **out);
 
-/* A JSON string in quotes; n bytes of UTF-8. */
+/* Bytes of the character at p, 0 where it is no UTF-8 (overlong and surrogate forms are none). */
+size_t utf8_length(const unsigned char *p, size_t left);
+/* A JSON string in quotes; what is not UTF-8 becomes U+FFFD. */
 void json_text(FILE *out, const char *text, size_t n);
 /* "1.5 MiB". */
 const char *format_bytes(char *dst, size_t n, double bytes);
