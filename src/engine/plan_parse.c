@@ -74,9 +74,10 @@ kvs_status kvs__plan_parse_codec(kvs__plan_parser *ps, const char *name, kvs_cod
         }
     }
     kvs_codec c;
-    kvs_status st = kvs_codec_parse(name, &c, err);
-    if (st != KVS_OK) {
-        return st;
+    kvs_err e = {KVS_OK, 0, "", ""};
+    if (kvs_codec_parse(name, &c, &e) != KVS_OK) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "\"%.60s\" names no codec: %.150s", name,
+                         e.msg);
     }
     if (ps->group && c.bits > 0 && !names_group(name)) {
         c.group = (uint16_t)ps->group;
