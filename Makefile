@@ -8,7 +8,7 @@
 #   make quick                         the quick tests, under a minute
 #   make bench B=NAME [CSV=FILE]       one bench; lines are appended to FILE
 #   make install [PREFIX=] [DESTDIR=]
-#   make format | lint | clean
+#   make format | lint | symbols | clean
 PREFIX  ?= /usr/local
 DESTDIR ?=
 MODEL   ?=
@@ -19,7 +19,7 @@ JOBS    ?= $(shell nproc 2>/dev/null || echo 2)
 FETCH   ?= 1
 export PROMPT
 
-.PHONY: all run test quick bench install format lint clean help
+.PHONY: all run test quick bench install symbols format lint clean help
 
 all:
 	@sh scripts/deps.sh build
@@ -51,6 +51,11 @@ bench:
 
 install: all
 	@DESTDIR="$(DESTDIR)" cmake --install build/release --prefix "$(PREFIX)"
+
+# tests/api/symbols*.txt from what the libraries export
+symbols:
+	@cmake --preset dev --log-level=WARNING >/dev/null
+	@cmake --build build/dev -j $(JOBS) --target symbols
 
 format:
 	@sh scripts/deps.sh lint

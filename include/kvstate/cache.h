@@ -166,7 +166,8 @@ typedef struct kvs_attend {
     }
 
 /* A query that sees no token gives zeros. Reading an empty layer is KVS_E_STATE, a window of which
- * a token is no longer stored KVS_E_RANGE. NaN and infinities in what a query sees go through to
+ * a token is no longer stored KVS_E_RANGE, a bidirectional read across dense_until
+ * KVS_E_UNSUPPORTED. NaN and infinities in what a query sees go through to
  * its output (as the one NaN 0x7fc00000); what it does not see never changes a bit. */
 KVS_API kvs_status kvs_cache_attend(kvs_cache *cache, uint32_t layer, const kvs_attend *desc,
                                     kvs_err *err);

@@ -5,6 +5,7 @@
 
 #include "kvstate/base.h"
 #include "kvstate/cache.h"
+#include "kvstate/step.h"
 #include "kvstate/codec.h"
 #include "kvstate/mask.h"
 

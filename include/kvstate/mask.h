@@ -140,7 +140,7 @@ typedef struct kvs_masks_stats {
     size_t struct_size;
     uint64_t builds; /* arrays built */
     uint64_t leases; /* all that were given, those without an array included */
-    uint32_t kept;   /* slots in use */
+    uint64_t kept;   /* slots in use */
 } kvs_masks_stats;
 #define KVS_MASKS_STATS_INIT                                                                       \
     {                                                                                              \

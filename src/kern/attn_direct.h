@@ -62,6 +62,15 @@ INLINE void dense_tiles(vf x[], const direct *job, const kvs__planes *const tile
     }
 }
 
+/* A group's scales and biases of 16 tokens in f32: line[0..15], line[16..31]. Out of line: the
+ * branches on dtype are not worth a copy in every instance. */
+static __attribute__((noinline)) void tile_params(float *line, const kvs__planes *tile,
+                                                  kvs_dtype dtype, size_t g)
+{
+    dense(line, tile->scale, dtype, g * KVS__TILE, KVS__TILE);
+    dense(line + KVS__TILE, tile->bias, dtype, g * KVS__TILE, KVS__TILE);
+}
+
 INLINE void affine_tiles(vf x[], const direct *job, const kvs__planes *const tile[], uint32_t bits,
                          const size_t R, const size_t T)
 {
@@ -75,12 +84,9 @@ INLINE void affine_tiles(vf x[], const direct *job, const kvs__planes *const til
     weight_rows(w, job, R);
     size_t at = 0;
     for (size_t g = 0; g < shape->dim / shape->group; g++) {
-        float line[2 * T_MAX * KVS__TILE]; /* scales, then biases */
-        EACH (c, T * TILE_VECS) {
-            const kvs__planes *from = tile[c / TILE_VECS];
-            size_t i = g * KVS__TILE + c % TILE_VECS * VW;
-            vf_st(line + c * VW, load_vec(from->scale, shape->dtype, i));
-            vf_st(line + T * KVS__TILE + c * VW, load_vec(from->bias, shape->dtype, i));
+        float line[T_MAX * 2 * KVS__TILE];
+        EACH (t, T) {
+            tile_params(line + t * 2 * KVS__TILE, tile[t], shape->dtype, g);
         }
         for (size_t d = 0; d < shape->group; d += period) {
             EACH (i, period) {
@@ -90,10 +96,11 @@ INLINE void affine_tiles(vf x[], const direct *job, const kvs__planes *const til
                     FORGET(scale);
                 }
                 EACH (c, T * TILE_VECS) {
-                    const uint32_t *from = words[c / TILE_VECS] + at + c % TILE_VECS * VW;
-                    y[c] = vf_from_u32(k_codes(from, bits, i));
-                    y[c] =
-                        vf_fma(y[c], vf_ld(scale + c * VW), vf_ld(scale + T * KVS__TILE + c * VW));
+                    size_t t = c / TILE_VECS;
+                    size_t lane = c % TILE_VECS * VW;
+                    const float *at_lane = scale + t * 2 * KVS__TILE + lane;
+                    vf code = vf_from_u32(k_codes(words[t] + at + lane, bits, i));
+                    y[c] = vf_fma(code, vf_ld(at_lane), vf_ld(at_lane + KVS__TILE));
                 }
                 add_products(x, y, w, i, R, T * TILE_VECS);
             }

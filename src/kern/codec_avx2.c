@@ -169,13 +169,14 @@ INLINE vf vf_round_bf16(vf x)
         _mm256_and_si256(bf16_rounded(x), _mm256_set1_epi32((int)0xffff0000u)));
 }
 
-INLINE v32 v32_codes(const vf *q)
+/* A NaN converts to the least integer; packing saturates it and whatever is negative to 0. */
+INLINE v32 v32_codes(const vf *q, uint32_t top)
 {
     __m256i ab = _mm256_packs_epi32(_mm256_cvtps_epi32(q[0]), _mm256_cvtps_epi32(q[1]));
     __m256i cd = _mm256_packs_epi32(_mm256_cvtps_epi32(q[2]), _mm256_cvtps_epi32(q[3]));
+    __m256i c = _mm256_min_epu8(_mm256_packus_epi16(ab, cd), _mm256_set1_epi8((char)top));
     /* packing works within 128 bits: a0-3 b0-3 c0-3 d0-3 a4-7 ... */
-    __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    return _mm256_permutevar8x32_epi32(_mm256_packus_epi16(ab, cd), order);
+    return _mm256_permutevar8x32_epi32(c, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
 INLINE vf v32_values(v32_stream s, uint32_t b, int j)

@@ -167,11 +167,14 @@ INLINE vf vf_round_bf16(vf x)
         _mm512_and_si512(bf16_rounded(x), _mm512_set1_epi32((int)0xffff0000u)));
 }
 
-INLINE v32 v32_codes(const vf *q)
+/* A NaN converts to the least integer; packing saturates it and whatever is negative to 0. */
+INLINE v32 v32_codes(const vf *q, uint32_t top)
 {
-    __m128i low = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(q[0]));
-    __m128i high = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(q[1]));
-    return _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+    __m512i ab = _mm512_packs_epi32(_mm512_cvtps_epi32(q[0]), _mm512_cvtps_epi32(q[1]));
+    __m256i c = _mm256_packus_epi16(_mm512_castsi512_si256(ab), _mm512_extracti64x4_epi64(ab, 1));
+    c = _mm256_min_epu8(c, _mm256_set1_epi8((char)top));
+    /* packing works within 128 bits: a0-3 b0-3 a8-11 b8-11 a4-7 ... */
+    return _mm256_permutevar8x32_epi32(c, _mm256_setr_epi32(0, 4, 2, 6, 1, 5, 3, 7));
 }
 
 INLINE vf v32_values(v32_stream s, uint32_t b, int j)

@@ -165,16 +165,19 @@ INLINE vf vf_round_bf16(vf x)
     return vreinterpretq_f32_u32(vandq_u32(bf16_rounded(x), vdupq_n_u32(0xffff0000u)));
 }
 
+/* The conversion gives 0 for a NaN and for what is negative. */
 INLINE uint16x8_t codes_8(vf a, vf b)
 {
     return vcombine_u16(vmovn_u32(vcvtnq_u32_f32(a)), vmovn_u32(vcvtnq_u32_f32(b)));
 }
 
-INLINE v32 v32_codes(const vf *q)
+INLINE v32 v32_codes(const vf *q, uint32_t top)
 {
     v32 c;
     for (int i = 0; i < 2; i++, q += 4) {
-        c.half[i] = vcombine_u8(vmovn_u16(codes_8(q[0], q[1])), vmovn_u16(codes_8(q[2], q[3])));
+        uint8x16_t v =
+            vcombine_u8(vqmovn_u16(codes_8(q[0], q[1])), vqmovn_u16(codes_8(q[2], q[3])));
+        c.half[i] = vminq_u8(v, vdupq_n_u8((uint8_t)top));
     }
     return c;
 }

@@ -12,7 +12,8 @@
  *   vf_butterfly(x, h): lanes with bit h clear: x + partner, else partner - x; h a constant
  *   vf_load_f16 vf_load_bf16 vf_store_f16 vf_store_bf16: VW halves, conversion as base/half.h
  *   vf_round_f16 vf_round_bf16: to the nearest half and back; x is no NaN
- *   v32_codes(q): a v32 of q[32 / VW], each 0 .. 255, rounded to nearest even
+ *   v32_codes(q, top): a v32 of q[32 / VW], rounded to nearest even; NaN and less than 0 give 0,
+ *   more than top gives top; |q| < 2^15
  *   v32_pack(words, c, bits): writes exactly `bits` words
  *   v32_load(p, bits, left): a v32_stream of the 4 * bits bytes at p; `left` bytes may be read there
  *   v32_values(c, bits, j): codes j * VW ... as vf
@@ -292,44 +293,58 @@ static void group_scales(const float *lo_, const float *hi_, float n_codes, floa
     vf_store(bias, vf_sel(below, zero, edge));
 }
 
+/* The quotient is at most twice the greatest code (the scale is stretched by less than that), or
+ * NaN, so that the clamp can wait until codes are integers. */
 INLINE void group_codes(const float *x, uint32_t group, float scale_, float bias_, uint32_t *words,
                         uint32_t bits)
 {
-    vf zero = vf_set(0.0f);
-    vf top = vf_set((float)((1u << bits) - 1));
     vf scale = vf_set(scale_);
     vf bias = vf_set(bias_);
     for (uint32_t i = 0; i < group; i += 32, words += bits) {
         vf q[Q];
         UNROLL
         for (int j = 0; j < Q; j++) {
-            vf y = vf_div(vf_sub(vf_load(x + i + j * VW), bias), scale);
-            /* clamped before it is rounded, which is the same since the limits are whole */
-            q[j] = vf_min(vf_max(y, zero), top);
+            q[j] = vf_div(vf_sub(vf_load(x + i + j * VW), bias), scale);
         }
-        v32_pack(words, v32_codes(q), bits);
+        v32_pack(words, v32_codes(q, (1u << bits) - 1), bits);
     }
 }
 
+/* Scales and biases of the first VW groups at x, or of all n_groups. Returns how many. */
+static size_t batch_scales(const float *x, size_t n_groups, uint32_t group, float n_codes,
+                           float *scale, float *bias)
+{
+    size_t n = n_groups < VW ? n_groups : VW;
+    if (n == 0) {
+        return 0;
+    }
+    float lo[VW] = {0};
+    float hi[VW] = {0};
+    for (size_t i = 0; i < n; i++) {
+        group_range(x + i * group, group, &lo[i], &hi[i]);
+    }
+    group_scales(lo, hi, n_codes, scale, bias);
+    return n;
+}
+
+/* The scales of the next batch are begun before the codes of this one: their chain of divisions is
+ * long, and the two have nothing to do with each other. */
 INLINE void encode(uint32_t bits, const float *x, size_t n_groups, uint32_t group, uint32_t *words,
                    float *scale, float *bias)
 {
     size_t group_words = (size_t)group * bits / 32;
     float n_codes = (float)((1u << bits) - 1);
-    for (size_t g = 0; g < n_groups; g += VW) {
-        size_t n = n_groups - g < VW ? n_groups - g : VW;
-        float lo[VW] = {0};
-        float hi[VW] = {0};
-        float s[VW];
-        float b[VW];
-        for (size_t i = 0; i < n; i++) {
-            group_range(x + i * group, group, &lo[i], &hi[i]);
-        }
-        group_scales(lo, hi, n_codes, s, b);
+    float s[2][VW];
+    float b[2][VW];
+    size_t next = batch_scales(x, n_groups, group, n_codes, s[0], b[0]);
+    for (int turn = 0; next > 0; turn ^= 1) {
+        size_t n = next;
+        n_groups -= n;
+        next = batch_scales(x + n * group, n_groups, group, n_codes, s[turn ^ 1], b[turn ^ 1]);
         for (size_t i = 0; i < n; i++, x += group, words += group_words) {
-            scale[g + i] = s[i];
-            bias[g + i] = b[i];
-            group_codes(x, group, s[i], b[i], words, bits);
+            *scale++ = s[turn][i];
+            *bias++ = b[turn][i];
+            group_codes(x, group, s[turn][i], b[turn][i], words, bits);
         }
     }
 }

@@ -24,6 +24,7 @@
 #define V_ROWS      32u   /* of V decoded at a time, inside L1 */
 #define K_TILES     4u    /* of K decoded at a time, at most */
 #define K_FLOATS    4096u /* of K decoded at a time where the head dim allows: half of a 32 KiB L1 */
+#define DIRECT_ROWS 8u    /* up to which decoding in registers beats decoding to L1 first */
 #define SPLIT_BYTES ((size_t)1 << 20) /* of partial results between two joins */
 #define INLINE_WORK 65536u /* multiply-adds below which waking a thread costs more than it saves */
 
@@ -265,14 +266,37 @@ static kvs__planes k_planes(const kvs__store *s, const kvs__seg *seg, uint32_t h
     return p;
 }
 
-/* The tokens of `bits` of the tile at pos0 in [k_dim][16] f32. Returns dst, or the storage itself
- * where that holds the tile in this very form. A tile that lies in several places (sinks apart from
- * the window; pages that do not start on the tile grid) is put together lane by lane. */
-static const float *load_tile(const job *j, const work *w, uint32_t head, int64_t pos0,
-                              uint16_t bits, float *dst)
+static kvs__planes v_planes(const kvs__store *s, const kvs__seg *seg, uint32_t head, uint64_t slot)
 {
-    const kvs__store *s = j->s;
-    const kvs__shape *shape = &s->fmt.side[KVS__K].shape;
+    kvs__planes p = {kvs__v_row_at(s, seg, 0, head, slot), NULL, NULL};
+    if (s->fmt.side[KVS__V].shape.bits) {
+        p.scale = kvs__v_row_at(s, seg, 1, head, slot);
+        p.bias = kvs__v_row_at(s, seg, 2, head, slot);
+    }
+    return p;
+}
+
+/* True, and its planes, if the tokens of `bits` of the tile at pos0 lie in one tile of storage, each
+ * in its own lane. */
+static bool tile_in_place(const job *j, uint32_t head, int64_t pos0, uint16_t bits, kvs__planes *p)
+{
+    uint32_t lane = low_bit(bits);
+    const kvs__seg *seg = NULL;
+    uint64_t slot = 0;
+    uint64_t n = locate(j, pos0 + lane, KVS__TILE - lane, &seg, &slot);
+    if (slot % KVS__TILE != lane || (bits >> lane) >> n != 0) {
+        return false;
+    }
+    *p = k_planes(j->s, seg, head, slot / KVS__TILE);
+    return true;
+}
+
+/* A tile that lies in several places (sinks apart from the window; pages that do not start on the
+ * tile grid), put together lane by lane as [k_dim][16] f32. */
+static void tile_assemble(const job *j, const work *w, uint32_t head, int64_t pos0, uint16_t bits,
+                          float *dst)
+{
+    const kvs__shape *shape = &j->s->fmt.side[KVS__K].shape;
     uint32_t left = bits;
     while (left) {
         uint32_t lane = low_bit(left);
@@ -281,53 +305,77 @@ static const float *load_tile(const job *j, const work *w, uint32_t head, int64_
         uint64_t n = locate(j, pos0 + lane, KVS__TILE - lane, &seg, &slot);
         uint64_t from = slot % KVS__TILE;
         n = n < KVS__TILE - from ? n : KVS__TILE - from;
-        uint32_t got = (((1u << n) - 1) << lane) & 0xffffu;
-        kvs__planes p = k_planes(s, seg, head, slot / KVS__TILE);
-        if ((left & ~got) == 0 && left == bits && from == lane) {
-            if (shape->bits == 0 && shape->dtype == KVS_F32) {
-                return p.data;
-            }
-            j->kern->k_tile(dst, shape, &p);
-            return dst;
-        }
+        kvs__planes p = k_planes(j->s, seg, head, slot / KVS__TILE);
         j->kern->k_tile(w->tmp, shape, &p);
         for (size_t d = 0; d < shape->dim; d++) {
             memcpy(dst + d * KVS__TILE + lane, w->tmp + d * KVS__TILE + from, n * sizeof(float));
         }
-        left &= ~got;
+        left &= ~(((1u << n) - 1) << lane);
     }
-    return dst;
+}
+
+/* Tiles waiting for one kernel call: consecutive ones, decoded in kt or to be read in place. */
+typedef struct tile_run {
+    bool decoded;
+    uint32_t first;
+    uint32_t n;
+    kvs__planes planes[KVS__CHUNK_TILES];
+} tile_run;
+
+static void flush(const job *j, const work *w, uint32_t rows, tile_run *run)
+{
+    const kvs__shape *shape = &j->s->fmt.side[KVS__K].shape;
+    float *s = w->s + (size_t)run->first * KVS__TILE;
+    if (run->n == 0) {
+        return;
+    }
+    if (run->decoded) {
+        j->kern->qk(s, KVS__CHUNK, w->q, shape->dim, rows, w->kt, run->n, shape->dim);
+    } else {
+        j->kern->qk_direct(s, KVS__CHUNK, w->q, shape->dim, rows, shape, run->planes, run->n);
+    }
+    run->n = 0;
 }
 
 static void scores(const job *j, const work *w, uint32_t head, uint32_t n, int64_t c0)
 {
-    size_t dim = j->s->fmt.side[KVS__K].shape.dim;
-    size_t tile_floats = dim * KVS__TILE;
-    uint32_t most = k_tiles((uint32_t)dim);
-    uint32_t run = 0; /* tiles decoded in kt, ending before t */
-    for (uint32_t t = 0; t <= KVS__CHUNK_TILES; t++) {
-        uint16_t bits = t < KVS__CHUNK_TILES ? mask_union(w, n, t) : 0;
-        if (run > 0 && (run == most || bits == 0)) {
-            j->kern->qk(w->s + (size_t)(t - run) * KVS__TILE, KVS__CHUNK, w->q, dim, n, w->kt, run,
-                        dim);
-            run = 0;
-        }
+    const kvs__shape *shape = &j->s->fmt.side[KVS__K].shape;
+    size_t tile_floats = (size_t)shape->dim * KVS__TILE;
+    uint32_t most = k_tiles(shape->dim);
+    bool f32 = shape->bits == 0 && shape->dtype == KVS_F32;
+    tile_run run = {.n = 0};
+    for (uint32_t t = 0; t < KVS__CHUNK_TILES; t++) {
+        uint16_t bits = mask_union(w, n, t);
         if (bits == 0) {
+            flush(j, w, n, &run);
             continue;
         }
-        float *dst = w->kt + run * tile_floats;
-        const float *k = load_tile(j, w, head, c0 + (int64_t)t * KVS__TILE, bits, dst);
-        if (k == dst) {
-            run++;
+        int64_t pos0 = c0 + (int64_t)t * KVS__TILE;
+        kvs__planes p;
+        bool in_place = tile_in_place(j, head, pos0, bits, &p);
+        bool decode = !in_place || (n > DIRECT_ROWS && !f32);
+        if (run.n > 0 && (run.decoded != decode || (decode && run.n == most))) {
+            flush(j, w, n, &run);
+        }
+        if (run.n == 0) {
+            run.decoded = decode;
+            run.first = t;
+        }
+        if (in_place && f32 && n > DIRECT_ROWS) { /* storage has the kernel's form already */
+            j->kern->qk(w->s + (size_t)t * KVS__TILE, KVS__CHUNK, w->q, shape->dim, n, p.data, 1,
+                        shape->dim);
             continue;
         }
-        if (run > 0) { /* keep order of the run buffer: flush, then read in place */
-            j->kern->qk(w->s + (size_t)(t - run) * KVS__TILE, KVS__CHUNK, w->q, dim, n, w->kt, run,
-                        dim);
-            run = 0;
+        if (!in_place) {
+            tile_assemble(j, w, head, pos0, bits, w->kt + run.n * tile_floats);
+        } else if (decode) {
+            j->kern->k_tile(w->kt + run.n * tile_floats, shape, &p);
+        } else {
+            run.planes[run.n] = p;
         }
-        j->kern->qk(w->s + (size_t)t * KVS__TILE, KVS__CHUNK, w->q, dim, n, k, 1, dim);
+        run.n++;
     }
+    flush(j, w, n, &run);
 }
 
 /* -- values */
@@ -336,27 +384,23 @@ static void scores(const job *j, const work *w, uint32_t head, uint32_t n, int64
 static void add_values(const job *j, const work *w, uint32_t head, uint32_t r0, uint32_t n_rows,
                        int64_t c0, int64_t pos, uint64_t n)
 {
-    const kvs__store *s = j->s;
-    const kvs__side *v = &s->fmt.side[KVS__V];
-    size_t dim = v->shape.dim;
+    const kvs__shape *shape = &j->s->fmt.side[KVS__V].shape;
+    size_t dim = shape->dim;
+    float *acc = w->acc + r0 * dim;
     while (n > 0) {
         const kvs__seg *seg = NULL;
         uint64_t slot = 0;
-        uint64_t m = locate(j, pos, n, &seg, &slot);
-        const float *rows = w->vt;
-        if (v->shape.bits == 0 && v->shape.dtype == KVS_F32) {
-            rows = (const float *)(const void *)kvs__v_row_at(s, seg, 0, head, slot);
+        uint64_t m = locate(j, pos, n < V_ROWS ? n : V_ROWS, &seg, &slot);
+        kvs__planes p = v_planes(j->s, seg, head, slot);
+        const float *numer = w->s + (size_t)r0 * KVS__CHUNK + (pos - c0);
+        if (n_rows <= DIRECT_ROWS) {
+            j->kern->pv_direct(acc, dim, numer, KVS__CHUNK, n_rows, shape, &p, (size_t)m);
+        } else if (shape->bits == 0 && shape->dtype == KVS_F32) {
+            j->kern->pv(acc, dim, numer, KVS__CHUNK, n_rows, p.data, dim, (size_t)m, dim);
         } else {
-            m = m < V_ROWS ? m : V_ROWS;
-            kvs__planes p = {kvs__v_row_at(s, seg, 0, head, slot), NULL, NULL};
-            if (v->shape.bits) {
-                p.scale = kvs__v_row_at(s, seg, 1, head, slot);
-                p.bias = kvs__v_row_at(s, seg, 2, head, slot);
-            }
-            j->kern->v_rows(w->vt, dim, &v->shape, &p, (size_t)m);
+            j->kern->v_rows(w->vt, dim, shape, &p, (size_t)m);
+            j->kern->pv(acc, dim, numer, KVS__CHUNK, n_rows, w->vt, dim, (size_t)m, dim);
         }
-        j->kern->pv(w->acc + r0 * dim, dim, w->s + (size_t)r0 * KVS__CHUNK + (pos - c0), KVS__CHUNK,
-                    n_rows, rows, dim, (size_t)m, dim);
         pos += (int64_t)m;
         n -= m;
     }

@@ -143,7 +143,7 @@ bool kvs__layer_can_rewind(const kvs__layer *l, uint64_t n)
         return kvs__store_can_rewind(kvs__layer_store(l), to);
     }
     /* Back into the dense part: only while it is there. */
-    return l->early.n_segs > 0 && l->early.len >= to && kvs__store_can_rewind(&l->early, to);
+    return l->early.len >= to && kvs__store_can_rewind(&l->early, to);
 }
 
 void kvs__layer_rewind(kvs_ctx *ctx, kvs__layer *l, uint64_t n)
@@ -237,6 +237,11 @@ kvs_status kvs__layer_attend(kvs_ctx *ctx, const kvs__layer *l, const kvs_attend
                          (long long)d.q_pos, (long long)len);
     }
     uint32_t dense = dense_queries(l, &d);
+    if (dense > 0 && dense < d.n_queries && d.mode == KVS_READ_BIDIRECTIONAL) {
+        return kvs__fail(err, KVS_E_UNSUPPORTED, "state",
+                         "a bidirectional read of positions %lld to %lld spans dense_until %u",
+                         (long long)d.q_pos, (long long)d.q_pos + d.n_queries, l->spec.dense_until);
+    }
     if (dense > 0) {
         if (l->early.len == 0) {
             return kvs__fail(err, KVS_E_STATE, "state",

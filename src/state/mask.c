@@ -191,7 +191,6 @@ static void geom_ring_block(const kvs_mask_desc *d, kvs__mask_geom *g)
     int64_t valid = min64(d->offset, n);
     if (n > reach && d->offset >= n) { /* the stored part is cut to what the block may see */
         n = reach;
-        valid = reach;
     }
     g->n_queries = 1;
     g->n_keys = n + (int64_t)d->n_queries;

@@ -314,6 +314,9 @@ bool kvs__store_can_rewind(const kvs__store *s, int64_t len)
     if (len < 0 || len > s->len) {
         return false;
     }
+    if (len == 0) {
+        return true;
+    }
     /* The next query, at `len`, sees positions above len - window. */
     int64_t need = s->window ? len - (int64_t)s->window + 1 : 0;
     if (need < 0) {

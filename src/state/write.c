@@ -291,15 +291,26 @@ static void write_item(void *arg, size_t item, uint32_t thread)
     size_t hs[KVS__SIDES] = {j->kv->k_head_stride, j->kv->v_head_stride};
     size_t elem = j->kv->dtype == KVS_F32 ? 4 : 2;
     for (int side = 0; side < KVS__SIDES; side++) {
-        size_t dim = j->dst->fmt.side[side].shape.dim;
+        const kvs__shape *shape = &j->dst->fmt.side[side].shape;
+        size_t dim = shape->dim;
         size_t hstride = hs[side] ? hs[side] : dim;
         size_t tstride = ts[side] ? ts[side] : dim * j->n_heads;
+        /* elements of the stored type are not touched: widening would quiet a signalling NaN */
+        bool copy = shape->bits == 0 && shape->dtype == j->kv->dtype;
         for (uint64_t i = 0; i < n; i++) {
             size_t t = (size_t)(at - j->kv_pos) + (size_t)i;
             const unsigned char *src = base[side] + (t * tstride + head * hstride) * elem;
-            widen(kern, rows + i * dim, src, j->kv->dtype, dim);
+            if (copy) {
+                memcpy(scratch + i * dim * elem, src, dim * elem);
+            } else {
+                widen(kern, rows + i * dim, src, j->kv->dtype, dim);
+            }
         }
-        kvs__store_put(j->ctx, j->dst, side, head, at, n, rows, rest);
+        if (copy) {
+            place_all(j->dst, side, 0, head, at, n, scratch);
+        } else {
+            kvs__store_put(j->ctx, j->dst, side, head, at, n, rows, rest);
+        }
     }
 }
 

@@ -30,13 +30,15 @@ typedef struct gold_file {
 
 static inline uint32_t gold_crc(uint32_t crc, const void *data, size_t n)
 {
+    static const uint32_t t[16] = {0x00000000, 0x1db71064, 0x3b6e20c8, 0x26d930ac,
+                                   0x76dc4190, 0x6b6b51f4, 0x4db26158, 0x5005713c,
+                                   0xedb88320, 0xf00f9344, 0xd6d6a3e8, 0xcb61b38c,
+                                   0x9b64c2b0, 0x86d3d2d4, 0xa00ae278, 0xbdbdf21c};
     const unsigned char *p = (const unsigned char *)data;
     crc = ~crc;
-    for (size_t i = 0; i < n; i++) {
-        crc ^= p[i];
-        for (int bit = 0; bit < 8; bit++) {
-            crc = (crc >> 1) ^ (0xedb88320u & (0u - (crc & 1u)));
-        }
+    for (size_t i = 0; i < n; i++) { /* four bits at a time */
+        crc = (crc >> 4) ^ t[(crc ^ p[i]) & 15u];
+        crc = (crc >> 4) ^ t[(crc ^ ((uint32_t)p[i] >> 4)) & 15u];
     }
     return ~crc;
 }

@@ -2,7 +2,8 @@
 /* bench.c: times one kernel at a time on one pinned CPU. A measurement is the median of many short
  * batches of CPU time, so that a busy machine moves it little. The limit printed beside bytes/s is
  * memcpy's read + write rate over a footprint that the first-level cache holds, measured in the
- * same run. */
+ * same run; beside elements/s of affine encode, which must divide each element, the rate at which
+ * the tier's vectors are divided and do nothing else. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* sched_setaffinity */
 #endif
@@ -68,6 +69,36 @@ static void call_copy(const kvs__kern *k, void *const *p, const kc_arg *a)
     __asm__ __volatile__("" : : "r"(p[0]) : "memory");
 }
 
+/* Divides n floats by a constant with vectors of `bytes`. */
+#define DIVIDE(name, bytes, attribute)                                                             \
+    attribute static void name(const kvs__kern *k, void *const *p, const kc_arg *a)                \
+    {                                                                                              \
+        typedef float vec __attribute__((vector_size(bytes)));                                     \
+        (void)k;                                                                                   \
+        const vec *x = p[0];                                                                       \
+        vec *y = p[1];                                                                             \
+        for (size_t i = 0; i < a->n * 4 / (bytes); i++) {                                          \
+            y[i] = x[i] / a->f0;                                                                   \
+        }                                                                                          \
+    }
+DIVIDE(divide_16, 16, )
+#if defined(__x86_64__)
+DIVIDE(divide_32, 32, __attribute__((target("avx2"))))
+DIVIDE(divide_64, 64, __attribute__((target("avx512f"))))
+#else
+#define divide_32 divide_16
+#define divide_64 divide_16
+#endif
+
+double kc_bench_divide_rate(const kc_bench *b)
+{
+    bool wide = strcmp(b->tier, "avx512") == 0;
+    kc_call call = wide ? divide_64 : strcmp(b->tier, "avx2") == 0 ? divide_32 : divide_16;
+    kc_arg a = {.n = COPY_BYTES / 4, .f0 = 1.1f};
+    void *p[] = {kc_bench_buffer(0, COPY_BYTES), kc_bench_buffer(1, COPY_BYTES)};
+    return (double)a.n / time_call(b, call, p, &a);
+}
+
 bool kc_bench_init(kc_bench *b)
 {
 #if defined(__linux__)
@@ -109,9 +140,19 @@ void kc_bench_run(kc_bench *b, const char *what, kc_call call, void *const *p, c
     double ge = elems / s * 1e-9;
     double gb = bytes / s * 1e-9;
     double limit = b->copy_rate * 1e-9;
-    (void)printf("%-40s %8.3f Gelem/s %8.2f GB/s  %5.2f of memcpy\n", name, ge, gb, gb / limit);
-    if (b->csv) {
+    double elem_limit = b->elem_rate * 1e-9;
+    (void)printf("%-44s %8.3f Gelem/s %8.2f GB/s  %5.2f of memcpy", name, ge, gb, gb / limit);
+    if (elem_limit > 0) {
+        (void)printf(", %5.2f of %.1f Gelem/s", ge / elem_limit, elem_limit);
+    }
+    (void)printf("\n");
+    if (b->csv && elem_limit > 0) {
+        (void)fprintf(b->csv, "kcheck,%s,%.4f,Gelem/s,%.4f,%.3f\n", name, ge, elem_limit,
+                      ge / elem_limit);
+    } else if (b->csv) {
         (void)fprintf(b->csv, "kcheck,%s,%.4f,Gelem/s,,\n", name, ge);
+    }
+    if (b->csv) {
         (void)fprintf(b->csv, "kcheck,%s,%.3f,GB/s,%.3f,%.3f\n", name, gb, limit, gb / limit);
     }
     (void)fflush(stdout);

@@ -282,7 +282,9 @@ static void bench_affine(kc_bench *b, kc_call call, kvs_dtype dtype)
 
 void kc_bench_affine_encode(kc_bench *b)
 {
+    b->elem_rate = kc_bench_divide_rate(b);
     bench_affine(b, call_affine_encode, KVS_F32);
+    b->elem_rate = 0;
 }
 
 void kc_bench_affine_decode(kc_bench *b)

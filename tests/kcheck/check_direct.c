@@ -175,7 +175,7 @@ static void bench_direct(kc_bench *b, kc_call call)
         size_t n = a.n * a.dim;
         void *p[] = {kc_bench_buffer(0, n * 4), kc_bench_buffer(1, n * 4),
                      kc_bench_buffer(2, n * 4), kc_bench_buffer(3, n * 4),
-                     kc_bench_buffer(4, n * 4)};
+                     kc_bench_buffer(3, n * 4)};
         char what[48];
         (void)snprintf(what, sizeof what, "%u/%s rows %zu", a.bits, kc_dtype_name(a.dtype), a.rows);
         double stored = (double)(a.n * (data_bytes(&a) + 2 * scale_bytes(&a)));

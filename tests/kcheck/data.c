@@ -81,7 +81,7 @@ static void fill_run(kc_rng *r, kc_data kind, uint64_t zeros, float *dst, size_t
             dst[i] = 0.25f * (float)((int32_t)kc_below(r, 61) - 30);
             break;
         case KC_TINY:
-            dst[i] = 2e-7f * uniform(r);
+            dst[i] = 1e-7f * base * uniform(r);
             break;
         case KC_SIGNED:
             dst[i] = sign * fabsf(kc_normal(r));

@@ -30,7 +30,7 @@ typedef enum kc_data {
     KC_ZERO,   /* +0 and -0 */
     KC_CONST,  /* runs of 32 equal values */
     KC_TIES,   /* small multiples of 1/4: encode meets exact halves */
-    KC_TINY,   /* below 2e-7, where the least scale acts */
+    KC_TINY,   /* up to some 1e-7, differing by run, where the least scale acts */
     KC_SIGNED, /* runs of 32 of one sign */
     KC_N_TAME, /* kinds below this one are finite and do not overflow a sum */
     KC_MIN = KC_N_TAME,
@@ -113,6 +113,7 @@ typedef struct kc_bench {
     FILE *csv;
     double copy_rate; /* bytes/s, read and written, of memcpy over the same footprint */
     double seconds;   /* for a measurement */
+    double elem_rate; /* elements/s that nothing can pass, 0: not known */
 } kc_bench;
 
 bool kc_bench_init(kc_bench *b);
@@ -120,6 +121,7 @@ bool kc_bench_init(kc_bench *b);
 void kc_bench_run(kc_bench *b, const char *what, kc_call call, void *const *p, const kc_arg *a,
                   double elems, double bytes);
 void *kc_bench_buffer(size_t slot, size_t bytes); /* 64-byte aligned, filled with tame floats */
+double kc_bench_divide_rate(const kc_bench *b);   /* elements/s, with the tier's vectors */
 void kc_bench_codec_api(kc_bench *b, uint32_t tiers);
 
 #define KVS_KERN(name, class_, ret, args) void kc_bench_##name(kc_bench *b);

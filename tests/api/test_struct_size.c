@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: MIT */
+/* test_struct_size.c: programs built against an older or a newer header than the library.
+ *
+ * Options: a shorter struct means defaults for the rest; a longer one is accepted while its tail is
+ * zero and refused, naming the byte, when it is not. Results: nothing is written beyond the
+ * caller's struct_size, which keeps its value. Linked with the shared library. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "kvstate/kvstate.h"
+
+#define TAIL 24
+
+typedef kvs_status (*read_fn)(const void *opts, kvs_err *err);
+typedef kvs_status (*write_fn)(void *stats);
+
+static kvs_status read_ctx_opts(const void *opts, kvs_err *err)
+{
+    kvs_ctx *ctx = NULL;
+    kvs_status st = kvs_ctx_new(opts, &ctx, err);
+    assert_int_equal(st == KVS_OK, ctx != NULL);
+    kvs_ctx_free(ctx);
+    return st;
+}
+
+static kvs_status read_mask_desc(const void *desc, kvs_err *err)
+{
+    kvs_mask_shape s = KVS_MASK_SHAPE_INIT;
+    kvs_status st = kvs_mask_plan(desc, &s, err);
+    assert_true(st != KVS_OK || s.bytes == 6);
+    return st;
+}
+
+static const kvs_ctx_opts ctx_opts = KVS_CTX_OPTS_INIT;
+static const kvs_mask_desc mask_desc = {sizeof(kvs_mask_desc),
+                                        KVS_MASK_CAUSAL,
+                                        KVS_MASK_BOOL,
+                                        0,
+                                        2,
+                                        0,
+                                        1,
+                                        0,
+                                        0,
+                                        0,
+                                        0,
+                                        0,
+                                        NULL,
+                                        NULL,
+                                        NULL};
+
+static const struct {
+    const char *name;
+    const void *good;
+    size_t size;
+    size_t oldest; /* the first size that ever was published holds this much */
+    read_fn call;
+} options[] = {
+    {"kvs_ctx_opts", &ctx_opts, sizeof ctx_opts, sizeof(size_t), read_ctx_opts},
+    {"kvs_mask_desc", &mask_desc, sizeof mask_desc, offsetof(kvs_mask_desc, n_keys),
+     read_mask_desc},
+};
+
+static void test_options(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
+        _Alignas(16) unsigned char buf[512] = {0};
+        size_t size = options[i].size;
+        assert_true(size + TAIL <= sizeof buf);
+        memcpy(buf, options[i].good, size);
+        assert_int_equal(options[i].call(buf, NULL), KVS_OK);
+        for (size_t n = 0; n <= size + TAIL; n++) { /* zero tails, shorter structs, nonsense */
+            memcpy(buf, &n, sizeof n);
+            if (n < sizeof(size_t)) {
+                assert_int_equal(options[i].call(buf, NULL), KVS_E_INVAL);
+            } else if (n >= options[i].oldest) {
+                assert_int_equal(options[i].call(buf, NULL), KVS_OK);
+            }
+        }
+        for (size_t at = size; at < size + TAIL; at++) {
+            size_t n = size + TAIL;
+            char word[32];
+            kvs_err err = {0};
+            memcpy(buf, &n, sizeof n);
+            buf[at] = 1;
+            (void)snprintf(word, sizeof word, "byte %zu ", at);
+            assert_int_equal(options[i].call(buf, &err), KVS_E_UNSUPPORTED);
+            assert_non_null(strstr(err.msg, options[i].name));
+            assert_non_null(strstr(err.msg, word));
+            n = at; /* a tail beyond struct_size is none of our business */
+            memcpy(buf, &n, sizeof n);
+            assert_int_equal(options[i].call(buf, NULL), KVS_OK);
+            buf[at] = 0;
+        }
+    }
+}
+
+/* What lies beyond a shorter struct is not read: here it would be an invalid thread count. */
+static void test_not_read(void **state)
+{
+    (void)state;
+    kvs_ctx_opts o = KVS_CTX_OPTS_INIT;
+    o.n_threads = 99999;
+    kvs_ctx *ctx = NULL;
+    assert_int_equal(kvs_ctx_new(&o, &ctx, NULL), KVS_E_RANGE);
+    o.struct_size = offsetof(kvs_ctx_opts, n_threads);
+    assert_int_equal(kvs_ctx_new(&o, &ctx, NULL), KVS_OK);
+    kvs_ctx_free(ctx);
+}
+
+static kvs_ctx *the_ctx;
+static kvs_masks *the_masks;
+static kvs_mask *the_mask;
+
+static kvs_status write_ctx_stats(void *out)
+{
+    return kvs_ctx_get_stats(the_ctx, out);
+}
+
+static kvs_status write_masks_stats(void *out)
+{
+    return kvs_masks_get_stats(the_masks, out);
+}
+
+static kvs_status write_mask_shape(void *out)
+{
+    return kvs_mask_get_shape(the_mask, out);
+}
+
+static kvs_status write_mask_plan(void *out)
+{
+    return kvs_mask_plan(&mask_desc, out, NULL);
+}
+
+static const struct {
+    size_t size;
+    write_fn call;
+} results[] = {
+    {sizeof(kvs_ctx_stats), write_ctx_stats},
+    {sizeof(kvs_masks_stats), write_masks_stats},
+    {sizeof(kvs_mask_shape), write_mask_shape},
+    {sizeof(kvs_mask_shape), write_mask_plan},
+};
+
+static void test_results(void **state)
+{
+    (void)state;
+    assert_int_equal(kvs_ctx_new(NULL, &the_ctx, NULL), KVS_OK);
+    assert_int_equal(kvs_masks_new(the_ctx, &the_masks, NULL), KVS_OK);
+    assert_int_equal(kvs_masks_acquire(the_masks, &mask_desc, &the_mask, NULL), KVS_OK);
+    for (size_t i = 0; i < sizeof results / sizeof results[0]; i++) {
+        _Alignas(16) unsigned char full[512];
+        size_t size = results[i].size;
+        memset(full, 0xa5, sizeof full);
+        memcpy(full, &size, sizeof size);
+        assert_int_equal(results[i].call(full), KVS_OK);
+        for (size_t n = 0; n <= size + TAIL; n++) {
+            _Alignas(16) unsigned char buf[512];
+            memset(buf, 0xa5, sizeof buf);
+            memcpy(buf, &n, sizeof n);
+            kvs_status st = results[i].call(buf);
+            size_t kept = 0;
+            memcpy(&kept, buf, sizeof kept);
+            assert_int_equal(kept, n);
+            size_t end = n < size ? n : size;
+            if (n < sizeof n) {
+                assert_int_equal(st, KVS_E_INVAL);
+                end = sizeof n;
+            } else {
+                assert_int_equal(st, KVS_OK);
+                assert_memory_equal(buf + sizeof n, full + sizeof n, end - sizeof n);
+            }
+            for (size_t at = end; at < sizeof buf; at++) {
+                assert_int_equal(buf[at], 0xa5);
+            }
+        }
+    }
+    kvs_mask_release(the_mask);
+    kvs_masks_free(the_masks);
+    kvs_ctx_free(the_ctx);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_options),
+        cmocka_unit_test(test_not_read),
+        cmocka_unit_test(test_results),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
