@@ -18,6 +18,8 @@
 /* Keeps the compiler from turning one load into a memory operand of each use. */
 #define HOLD(v) __asm__("" : "+v"(v))
 
+#define PREFETCH(p) _mm_prefetch((const char *)(p), _MM_HINT_T0)
+
 XI int16_t ld16(const uint8_t *p)
 {
     int16_t x = 0;
