@@ -299,7 +299,7 @@ static int make_session(bench *b)
     kvs_err err = {KVS_OK, 0, "", ""};
     kvs_session_opts o = KVS_SESSION_OPTS_INIT;
     o.plan = b->plan;
-    o.block = b->s->block;
+    o.block = block_of(b->s, b->plan);
     o.progress = on_progress;
     kvs_status st = kvs_session_new(b->ctx, b->model, &o, &b->session, &err);
     return st == KVS_OK ? 0 : fail_err(EXIT_FAILED, st, &err, NULL);

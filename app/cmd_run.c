@@ -211,7 +211,7 @@ static int make_session(run *r)
     o.plan = r->plan;
     o.progress = on_progress;
     o.progress_user = r;
-    o.block = r->s->block;
+    o.block = block_of(r->s, r->plan);
     kvs_status st = kvs_session_new(r->ctx, r->model, &o, &r->session, &err);
     return st == KVS_OK ? 0 : fail_err(EXIT_FAILED, st, &err, NULL);
 }

@@ -278,13 +278,12 @@ static int from_argv(settings *s, const tables *t, const char *command_name, int
     optind = 1;
     for (;;) {
         int index = -1;
-        int at = optind;
         int c = getopt_long_only(argc, argv, t->shorts, t->longs, &index);
         if (c == -1) {
             break;
         }
         if (c == '?' || c == ':') {
-            const char *what = at < argc ? argv[at] : "";
+            const char *what = optind > 0 && optind <= argc ? argv[optind - 1] : "";
             return fail(EXIT_USAGE,
                         c == '?' ? "unknown option %s; kvstate %s --help lists them"
                                  : "option %s needs a value; see kvstate %s --help",

@@ -161,6 +161,12 @@ int make_plan(const settings *s, kvs_ctx *ctx, const kvs_model *model, const cha
     return fail_err(st == KVS_E_IO ? EXIT_INPUT : EXIT_USAGE, st, &err, NULL);
 }
 
+uint32_t block_of(const settings *s, const kvs_plan *plan)
+{
+    uint32_t most = kvs_plan_max_block(plan);
+    return s->block < most ? s->block : most;
+}
+
 size_t utf8_length(const unsigned char *p, size_t left)
 {
     static const unsigned least[] = {0, 0, 0x80, 0x800, 0x10000};

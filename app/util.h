@@ -47,6 +47,9 @@ int open_model(const settings *s, kvs_ctx *ctx, uint32_t flags, kvs_model **out)
 int make_plan(const settings *s, kvs_ctx *ctx, const kvs_model *model, const char *kv,
               kvs_plan **out);
 
+/* Tokens computed together: what the options say, at most what the plan allows. */
+uint32_t block_of(const settings *s, const kvs_plan *plan);
+
 /* Bytes of the character at p, 0 where it is no UTF-8 (overlong and surrogate forms are none). */
 size_t utf8_length(const unsigned char *p, size_t left);
 /* A JSON string in quotes; what is not UTF-8 becomes U+FFFD. */

@@ -17,6 +17,7 @@ typedef struct tiny {
     uint32_t n_layers, d_model, d_ff, n_heads, n_kv_heads, dim, n_vocab, n_ctx;
     uint32_t window;
     int untied, bias, rope_freqs; /* llama only */
+    int chat;                     /* with a tokenizer: n_vocab is TINY_CHAT_VOCAB */
     kvs__wtype type;              /* of the matrices */
     float rope_scale;             /* linear scaling factor, 0: none */
     const char *omit;             /* tensor or key left out */
@@ -34,6 +35,9 @@ typedef struct tiny {
         .arch = "gemma3", .n_layers = 7, .d_model = 64, .d_ff = 96, .n_heads = 4, .n_kv_heads = 1, \
         .dim = 32, .n_vocab = 97, .n_ctx = 256, .window = 24, .type = KVS__W_F32, .seed = 2        \
     }
+
+/* Every byte, then <|im_start|>, <|im_end|> and <|endoftext|>. */
+#define TINY_CHAT_VOCAB 259
 
 typedef struct tiny_tensor {
     char name[64];
@@ -149,6 +153,51 @@ static inline void tiny_keys(gb *b, const tiny *t)
     }
 }
 
+/* The visible character of a byte in the byte-level alphabet, as UTF-8. */
+static inline void tiny_byte_text(int byte, char text[4])
+{
+    int cp = byte;
+    int hidden = 0;
+    for (int b = 0; b <= byte; b++) {
+        int visible = (b >= 33 && b <= 126) || (b >= 161 && b != 173);
+        if (b == byte && !visible) {
+            cp = 256 + hidden;
+        }
+        hidden += !visible;
+    }
+    memset(text, 0, 4);
+    if (cp < 0x80) {
+        text[0] = (char)cp;
+    } else {
+        text[0] = (char)(0xc0 | cp >> 6);
+        text[1] = (char)(0x80 | (cp & 0x3f));
+    }
+}
+
+static inline void tiny_tokenizer(gb *b)
+{
+    static const char *const control[] = {"<|im_start|>", "<|im_end|>", "<|endoftext|>"};
+    gb_kv_str(b, "tokenizer.ggml.model", "gpt2");
+    gb_kv_str(b, "tokenizer.ggml.pre", "gpt-2");
+    gb_kv_array(b, "tokenizer.ggml.tokens", KVS__GGUF_STR, TINY_CHAT_VOCAB);
+    for (int i = 0; i < 256; i++) {
+        char text[4];
+        tiny_byte_text(i, text);
+        gb_str(b, text);
+    }
+    for (int i = 0; i < 3; i++) {
+        gb_str(b, control[i]);
+    }
+    gb_kv_array(b, "tokenizer.ggml.token_type", KVS__GGUF_I32, TINY_CHAT_VOCAB);
+    for (int i = 0; i < TINY_CHAT_VOCAB; i++) {
+        gb_u32(b, i < 256 ? 1 : 3);
+    }
+    gb_kv_array(b, "tokenizer.ggml.merges", KVS__GGUF_STR, 0);
+    gb_kv_u32(b, "tokenizer.ggml.eos_token_id", 257);
+    gb_kv_str(b, "tokenizer.chat_template",
+              "{% for m in messages %}<|im_start|>system\nBe brief.<|im_end|>{% endfor %}");
+}
+
 /* One block of random content. Quantised types: Q8_0 and Q4_0 only. */
 static inline void tiny_block(gb *b, const tiny_tensor *x, uint64_t *seed)
 {
@@ -197,6 +246,9 @@ static inline void tiny_build(gb *b, const tiny *t)
     l.n = 0;
     gb_init(b, 3);
     tiny_keys(b, t);
+    if (t->chat) {
+        tiny_tokenizer(b);
+    }
     tiny_add(&l, "token_embd.weight", t->d_model, t->n_vocab);
     tiny_add(&l, "output_norm.weight", t->d_model, 0);
     if (t->untied) {

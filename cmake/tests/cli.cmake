@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: MIT
+# The kvstate program from outside, with a tiny model; with a real one its memory.
+if(KVS_ENGINE AND NOT CMAKE_CROSSCOMPILING)
+  add_executable(tiny_model tests/cli/tiny_model.c $<TARGET_OBJECTS:kvstate_engine_objects>
+    $<TARGET_OBJECTS:kvstate_objects>)
+  target_include_directories(tiny_model PRIVATE include src tests)
+  target_compile_definitions(tiny_model PRIVATE KVS_STATIC)
+  target_link_libraries(tiny_model PRIVATE kvs_flags Threads::Threads m PkgConfig::KVS_PCRE2)
+  add_test(NAME cli COMMAND ${PROJECT_SOURCE_DIR}/tests/cli/cli.sh $<TARGET_FILE:kvstate_app>
+    $<TARGET_FILE:tiny_model>)
+  set_tests_properties(cli PROPERTIES LABELS "quick" TIMEOUT 300)
+  find_program(KVS_MANDOC mandoc)
+  if(KVS_MANDOC)
+    add_test(NAME man_page COMMAND ${KVS_MANDOC} -T lint -W style ${PROJECT_SOURCE_DIR}/app/kvstate.1)
+    set_tests_properties(man_page PROPERTIES LABELS "quick" TIMEOUT 30)
+  endif()
+endif()
