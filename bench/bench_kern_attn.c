@@ -4,8 +4,8 @@
  * `attend` is what a read of one KV head costs without softmax: k_tile, qk, v_rows and pv over all
  * tokens; `direct`: the same by qk_direct and pv_direct. Elements are those of K and V together, in Gelem/s and per cycle of the core; `L2`: 256
  * tokens over and over; `DRAM`: many times the caches. Limits, measured in the same run: rows
- * products per element at the tier's f32 FMA peak; the read bandwidth for DRAM. Figures are medians
- * of passes of a few ms, tiers interleaved. CSV: bench,case,value,unit,limit,ratio.
+ * products per element at the tier's f32 FMA peak; the read bandwidth for DRAM. Figures are the best
+ * of many passes of a ms of CPU time, tiers interleaved: other load on the machine only adds time. CSV: bench,case,value,unit,limit,ratio.
  *   bench_kern_attn [-q] [substring]    -q: L2 only; substring: cases whose name has it */
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,8 +27,8 @@
 #define K_RUN      4u                 /* tiles decoded ahead of qk */
 #define V_RUN      32u                /* tokens decoded ahead of pv */
 #define ROWS_MAX   64u
-#define PASSES     9
-#define PASS_NS    3e6
+#define PASSES     25
+#define PASS_NS    1e6
 
 typedef struct codec {
     const char *name;
@@ -90,19 +90,6 @@ static uint32_t random_u32(void)
     x ^= x >> 7;
     x ^= x << 17;
     return (uint32_t)(x >> 16);
-}
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a;
-    double y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *x, size_t n)
-{
-    qsort(x, n, sizeof *x, by_value);
-    return x[n / 2];
 }
 
 /* -- the machine's limits. */
@@ -377,6 +364,17 @@ static double limit_of(op what, const tier *t, const head *h, size_t rows, bool 
     return limit;
 }
 
+/* One reading of the clock for many calls: it costs as much as a few hundred tokens. */
+static double pass_ns(op what, const tier *t, const head *h, size_t rows, size_t times)
+{
+    memset(acc, 0, sizeof acc);
+    double t0 = now_ns();
+    for (size_t i = 0; i < times; i++) {
+        work(what, t->kern, h, rows);
+    }
+    return now_ns() - t0;
+}
+
 static void measure(op what, const codec *c, const head *h, size_t rows, bool dram)
 {
     char name[96];
@@ -385,23 +383,23 @@ static void measure(op what, const codec *c, const head *h, size_t rows, bool dr
     if (!strstr(name, only)) {
         return;
     }
-    double t[4][PASSES];
+    double best[4] = {0};
+    size_t times[4];
+    for (size_t i = 0; i < n_tiers; i++) {
+        times[i] = 1;
+        while (pass_ns(what, &tiers[i], h, rows, times[i]) < PASS_NS) {
+            times[i] *= 2;
+        }
+    }
     for (size_t pass = 0; pass < PASSES; pass++) {
         for (size_t i = 0; i < n_tiers; i++) {
-            size_t n = 0;
-            double t0 = now_ns();
-            double dt = 0;
-            memset(acc, 0, sizeof acc);
-            while (dt < PASS_NS) {
-                work(what, tiers[i].kern, h, rows);
-                n++;
-                dt = now_ns() - t0;
-            }
-            t[i][pass] = dt / (double)n;
+            double t = pass_ns(what, &tiers[i], h, rows, times[i]);
+            double rate = elements(what, h, rows) * (double)times[i] / t;
+            best[i] = rate > best[i] ? rate : best[i];
         }
     }
     for (size_t i = 0; i < n_tiers; i++) {
-        double rate = elements(what, h, rows) / median(t[i], PASSES);
+        double rate = best[i];
         double limit = limit_of(what, &tiers[i], h, rows, dram);
         printf("kern_attn,%s/%s,%.3f,Gelem/s,", tiers[i].name, name, rate);
         if (limit > 0) {

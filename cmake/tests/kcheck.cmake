@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 # The kernel checker: every tier against the reference; see tests/kcheck/kcheck.c.
 file(GLOB KVS_KCHECK_SRC CONFIGURE_DEPENDS tests/kcheck/*.c)
+list(FILTER KVS_KCHECK_SRC EXCLUDE REGEX "/wcheck\\.c$") # a program of its own, cmake/tests/wmat.cmake
 add_executable(kcheck ${KVS_KCHECK_SRC} $<TARGET_OBJECTS:kvstate_objects>)
 target_include_directories(kcheck PRIVATE include src tests/kcheck)
 target_compile_definitions(kcheck PRIVATE KVS_STATIC)

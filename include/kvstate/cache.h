@@ -184,12 +184,12 @@ typedef struct kvs_view_info {
     int64_t start;  /* oldest position of the window held; sinks below it come on top */
     int64_t end;    /* == offset */
     uint32_t n_sinks;
-    uint64_t width;  /* tokens held: n_sinks + end - start */
     kvs_dtype dtype; /* of dense elements, or of scales */
+    uint64_t width;  /* tokens held: n_sinks + end - start */
 } kvs_view_info;
 #define KVS_VIEW_INFO_INIT                                                                         \
     {                                                                                              \
-        sizeof(kvs_view_info), 0, 0, 0, 0, 0, KVS_F32                                              \
+        sizeof(kvs_view_info), 0, 0, 0, 0, KVS_F32, 0                                              \
     }
 KVS_API kvs_status kvs_view_new(kvs_cache *cache, uint32_t layer, kvs_view **out, kvs_err *err);
 KVS_API void kvs_view_free(kvs_view *view);

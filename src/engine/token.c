@@ -52,7 +52,7 @@ static uint32_t attr_of(int32_t type)
 
 static kvs_status check_src(const kvs__vocab_src *src, kvs_err *err)
 {
-    if (src->n_tokens == 0 || src->n_tokens > INT32_MAX - 1 || !src->texts) {
+    if (src->n_tokens == 0 || src->n_tokens > INT32_MAX - 1) {
         return kvs__fail(err, KVS_E_FORMAT, "engine", "a vocabulary of %zu tokens", src->n_tokens);
     }
     static const char *const names[KVS_SPECIAL_COUNT] = {"BOS", "EOS",       "unknown", "padding",
@@ -75,20 +75,25 @@ static kvs_status check_src(const kvs__vocab_src *src, kvs_err *err)
 
 static kvs_status fill_entries(kvs_tokenizer *tok, const kvs__vocab_src *src, kvs_err *err)
 {
-    tok->entries = kvs__alloc(tok->ctx, src->n_tokens * sizeof *tok->entries);
-    if (!tok->entries) {
+    const bool spm = tok->kind == KVS__VOCAB_SPM;
+    tok->n_tokens = src->n_tokens;
+    tok->entries = kvs__calloc(tok->ctx, src->n_tokens, sizeof *tok->entries);
+    tok->ranks = spm ? kvs__calloc(tok->ctx, src->n_tokens, sizeof *tok->ranks) : NULL;
+    if (!tok->entries || (spm && !tok->ranks)) {
         return kvs__nomem(err, "engine", src->n_tokens * sizeof *tok->entries);
     }
-    tok->n_tokens = src->n_tokens;
     for (size_t i = 0; i < src->n_tokens; i++) {
-        kvs__text t = src->texts[i];
-        if (t.len > KVS__TOKEN_TEXT_MAX) {
+        kvs__vocab_token t = src->token(src->user, i);
+        if (t.text.len > KVS__TOKEN_TEXT_MAX) {
             return kvs__fail(err, KVS_E_FORMAT, "engine", "token %zu has a text of %zu bytes", i,
-                             t.len);
+                             t.text.len);
         }
-        tok->max_len = t.len > tok->max_len ? t.len : tok->max_len;
-        tok->entries[i] = (kvs__token_entry){t.len > 0 ? t.ptr : "", (uint32_t)t.len,
-                                             attr_of(src->types ? src->types[i] : 0)};
+        tok->max_len = t.text.len > tok->max_len ? t.text.len : tok->max_len;
+        tok->entries[i] = (kvs__token_entry){t.text.len > 0 ? t.text.ptr : "", (uint32_t)t.text.len,
+                                             attr_of(t.type)};
+        if (spm) {
+            tok->ranks[i] = kvs__token_spm_rank(t.score);
+        }
     }
     return KVS_OK;
 }
@@ -159,7 +164,7 @@ static kvs_status build(kvs_tokenizer *tok, const kvs__vocab_src *src, kvs_err *
     }
     if (st == KVS_OK) {
         st = tok->kind == KVS__VOCAB_BPE ? kvs__token_bpe_build(tok, src, err)
-                                         : kvs__token_spm_build(tok, src, err);
+                                         : kvs__token_spm_build(tok, err);
     }
     if (st == KVS_OK) {
         fill_special(tok, src);

@@ -2,8 +2,7 @@
 /* token.h: inside of the tokenizer: how one is made, and what its files share.
  *
  * A vocabulary comes as a kvs__vocab_src, whatever file it was read from. Texts stay where they
- * are (views into the mapped file), so the source's bytes must outlive the tokenizer; the arrays
- * of the source need not.
+ * are (views into the mapped file), so the source's bytes must outlive the tokenizer.
  */
 #ifndef KVS_ENGINE_TOKEN_H
 #define KVS_ENGINE_TOKEN_H
@@ -31,14 +30,21 @@ enum {
     KVS__TYPE_BYTE = 6
 };
 
+typedef struct kvs__vocab_token {
+    kvs__text text;
+    float score;  /* SPM only */
+    int32_t type; /* KVS__TYPE_* */
+} kvs__vocab_token;
+
 typedef struct kvs__vocab_src {
     kvs__vocab_kind kind;
     size_t n_tokens;
-    const kvs__text *texts; /* [n_tokens] */
-    const float *scores;    /* [n_tokens]; SPM only */
-    const int32_t *types;   /* [n_tokens] KVS__TYPE_*; NULL: all normal */
-    size_t n_merges;
-    const kvs__text *merges;            /* [n_merges] "left right", best first; BPE only */
+    size_t n_merges; /* BPE only */
+    /* Token i, merge i ("left right", best first). Called with i = 0, 1, ... in order, so that a
+     * file can be walked; no array of the vocabulary has to be made for the occasion. */
+    kvs__vocab_token (*token)(void *user, size_t i);
+    kvs__text (*merge)(void *user, size_t i);
+    void *user;
     kvs__text pre;                      /* name of the pre-tokeniser; BPE only */
     int32_t special[KVS_SPECIAL_COUNT]; /* -1: none */
     const int32_t *eog;                 /* [n_eog] end-of-generation ids beyond EOS and EOT */
@@ -50,11 +56,11 @@ typedef struct kvs__vocab_src {
 } kvs__vocab_src;
 #define KVS__VOCAB_SRC_INIT                                                                        \
     {                                                                                              \
-        KVS__VOCAB_BPE, 0, NULL, NULL, NULL, 0, NULL, {NULL, 0}, {-1, -1, -1, -1, -1, -1, -1},     \
-            NULL, 0, -1, -1, -1                                                                    \
+        KVS__VOCAB_BPE, 0, 0, NULL, NULL, NULL, {NULL, 0}, {-1, -1, -1, -1, -1, -1, -1}, NULL, 0,  \
+            -1, -1, -1                                                                             \
     }
 
-/* KVS_E_FORMAT: ids out of range, missing arrays, empty vocabulary. KVS_E_UNSUPPORTED: unknown
+/* KVS_E_FORMAT: ids out of range, empty vocabulary, misspelled byte tokens or merges. KVS_E_UNSUPPORTED: unknown
  * pre-tokeniser (the message lists the known ones). Free with kvs__tokenizer_free. */
 kvs_status kvs__tokenizer_new(kvs_ctx *ctx, const kvs__vocab_src *src, kvs_tokenizer **out,
                               kvs_err *err);
@@ -77,10 +83,12 @@ typedef struct kvs__token_entry {
     uint32_t attr; /* KVS_TOKEN_* */
 } kvs__token_entry;
 
-/* Open addressing, linear probing, load at most 1/2. A slot is 0 (free) or tag << 32 | id + 1. */
+/* Open addressing, linear probing, load at most 1/2. A slot is 0 (free) or tag << id_bits | id + 1:
+ * four bytes, because clearing fresh pages costs more than all else when a vocabulary is built. */
 typedef struct kvs__token_map {
-    uint64_t *slots;
+    uint32_t *slots;
     size_t n_slots; /* a power of two */
+    unsigned id_bits;
 } kvs__token_map;
 
 /* Texts that become tokens before anything else, sorted by text: walked like a trie. */
@@ -178,7 +186,8 @@ void kvs__token_merge(const kvs_tokenizer *tok, const char *text, kvs__sym *syms
 
 kvs_status kvs__token_bpe_build(kvs_tokenizer *tok, const kvs__vocab_src *src, kvs_err *err);
 kvs_status kvs__token_bpe_section(kvs__token_work *w, const char *text, size_t len);
-kvs_status kvs__token_spm_build(kvs_tokenizer *tok, const kvs__vocab_src *src, kvs_err *err);
+uint32_t kvs__token_spm_rank(float score);
+kvs_status kvs__token_spm_build(kvs_tokenizer *tok, kvs_err *err);
 /* text has three writable bytes before it, for the space prefix. */
 kvs_status kvs__token_spm_section(kvs__token_work *w, char *text, size_t len);
 /* Bytes of a token of the visible byte alphabet; at most len of them. */

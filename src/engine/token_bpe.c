@@ -168,7 +168,7 @@ static kvs_status build_pairs(kvs_tokenizer *tok, const kvs__vocab_src *src, kvs
     tok->n_pairs = n;
     memset(tok->pairs, 0xff, n * sizeof *tok->pairs);
     for (size_t i = 0; i < src->n_merges; i++) {
-        kvs_status st = add_merge(tok, src->merges[i], (uint32_t)i, err);
+        kvs_status st = add_merge(tok, src->merge(src->user, i), (uint32_t)i, err);
         if (st != KVS_OK) {
             return st;
         }

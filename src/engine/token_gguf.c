@@ -10,42 +10,45 @@
 
 #define MAX_EOG 8u
 
-/* The arrays of the source, which live only as long as the tokenizer is being made. */
-struct arrays {
-    kvs__text *texts;
-    kvs__text *merges;
-    float *scores;
-    int32_t *types;
+/* Where the walk through the file is. */
+struct walk {
+    kvs__gguf_array texts;
+    kvs__gguf_array scores; /* n is 0 when absent */
+    kvs__gguf_array types;
+    kvs__gguf_array merges;
+    size_t text_at; /* offsets of the next string */
+    size_t merge_at;
     int32_t eog[MAX_EOG];
-    size_t n_texts;
-    size_t n_merges;
 };
 
-static void arrays_free(kvs_ctx *ctx, struct arrays *a)
+static kvs__text next(const kvs__gguf_array *array, size_t i, size_t *at)
 {
-    kvs__free(ctx, a->texts, a->n_texts * sizeof *a->texts);
-    kvs__free(ctx, a->merges, a->n_merges * sizeof *a->merges);
-    kvs__free(ctx, a->scores, a->n_texts * sizeof *a->scores);
-    kvs__free(ctx, a->types, a->n_texts * sizeof *a->types);
-}
-
-static kvs_status read_texts(kvs_ctx *ctx, const kvs__gguf_array *array, kvs__text **out, size_t *n,
-                             kvs_err *err)
-{
-    *out = kvs__calloc(ctx, array->n, sizeof **out);
-    if (!*out) {
-        return kvs__nomem(err, "engine", array->n);
-    }
-    *n = array->n;
-    size_t at = 0;
     kvs__str s = {NULL, 0};
-    for (size_t i = 0; i < array->n && kvs__gguf_array_next(array, &at, &s); i++) {
-        (*out)[i] = (kvs__text){s.ptr, s.len};
-    }
-    return KVS_OK;
+    *at = i == 0 ? 0 : *at;
+    (void)kvs__gguf_array_next(array, at, &s);
+    return (kvs__text){s.ptr, s.len};
 }
 
-/* An array with one element for each token; KVS_NO when absent. */
+static kvs__vocab_token token_of(void *user, size_t i)
+{
+    struct walk *w = user;
+    kvs__vocab_token t = {next(&w->texts, i, &w->text_at), 0, KVS__TYPE_NORMAL};
+    if (w->scores.n > 0) {
+        t.score = kvs__gguf_array_f32(&w->scores, i);
+    }
+    if (w->types.n > 0) {
+        t.type = (int32_t)kvs__gguf_array_int(&w->types, i);
+    }
+    return t;
+}
+
+static kvs__text merge_of(void *user, size_t i)
+{
+    struct walk *w = user;
+    return next(&w->merges, i, &w->merge_at);
+}
+
+/* An array with one element for each token; with none at all when absent. */
 static kvs_status per_token(const kvs__gguf *g, const char *key, kvs__gguf_vtype type, size_t n,
                             kvs__gguf_array *out, kvs_err *err)
 {
@@ -54,66 +57,37 @@ static kvs_status per_token(const kvs__gguf *g, const char *key, kvs__gguf_vtype
         return kvs__fail(err, KVS_E_FORMAT, "engine", "%s has %zu elements for %zu tokens", key,
                          out->n, n);
     }
+    return st == KVS_NO ? KVS_OK : st;
+}
+
+static kvs_status missing(const char *key, kvs_err *err)
+{
+    return kvs__fail(err, KVS_E_FORMAT, "engine", "%s is missing", key);
+}
+
+static kvs_status read_arrays(const kvs__gguf *g, struct walk *w, kvs__vocab_src *src, kvs_err *err)
+{
+    static const char tokens[] = "tokenizer.ggml.tokens";
+    static const char types[] = "tokenizer.ggml.token_type";
+    static const char scores[] = "tokenizer.ggml.scores";
+    static const char merges[] = "tokenizer.ggml.merges";
+    kvs_status st = kvs__gguf_get_array(g, tokens, KVS__GGUF_STR, &w->texts, err);
+    if (st != KVS_OK) {
+        return st == KVS_NO ? missing(tokens, err) : st;
+    }
+    src->n_tokens = w->texts.n;
+    st = per_token(g, types, KVS__GGUF_I32, w->texts.n, &w->types, err);
+    if (st == KVS_OK && src->kind == KVS__VOCAB_SPM) {
+        st = per_token(g, scores, KVS__GGUF_F32, w->texts.n, &w->scores, err);
+        if (st == KVS_OK && w->scores.n == 0) {
+            return missing(scores, err);
+        }
+    } else if (st == KVS_OK) {
+        st = kvs__gguf_get_array(g, merges, KVS__GGUF_STR, &w->merges, err);
+        src->n_merges = w->merges.n;
+        st = st == KVS_NO ? missing(merges, err) : st;
+    }
     return st;
-}
-
-static kvs_status read_scores(kvs_ctx *ctx, const kvs__gguf *g, struct arrays *a, kvs_err *err)
-{
-    kvs__gguf_array array;
-    kvs_status st = per_token(g, "tokenizer.ggml.scores", KVS__GGUF_F32, a->n_texts, &array, err);
-    if (st != KVS_OK) {
-        return st == KVS_NO ? KVS_OK : st;
-    }
-    a->scores = kvs__calloc(ctx, a->n_texts, sizeof *a->scores);
-    if (!a->scores) {
-        return kvs__nomem(err, "engine", a->n_texts * sizeof *a->scores);
-    }
-    for (size_t i = 0; i < a->n_texts; i++) {
-        a->scores[i] = kvs__gguf_array_f32(&array, i);
-    }
-    return KVS_OK;
-}
-
-static kvs_status read_types(kvs_ctx *ctx, const kvs__gguf *g, struct arrays *a, kvs_err *err)
-{
-    kvs__gguf_array array;
-    kvs_status st =
-        per_token(g, "tokenizer.ggml.token_type", KVS__GGUF_I32, a->n_texts, &array, err);
-    if (st != KVS_OK) {
-        return st == KVS_NO ? KVS_OK : st;
-    }
-    a->types = kvs__calloc(ctx, a->n_texts, sizeof *a->types);
-    if (!a->types) {
-        return kvs__nomem(err, "engine", a->n_texts * sizeof *a->types);
-    }
-    for (size_t i = 0; i < a->n_texts; i++) {
-        a->types[i] = (int32_t)kvs__gguf_array_int(&array, i);
-    }
-    return KVS_OK;
-}
-
-static kvs_status read_arrays(kvs_ctx *ctx, const kvs__gguf *g, bool bpe, struct arrays *a,
-                              kvs_err *err)
-{
-    kvs__gguf_array array;
-    kvs_status st = kvs__gguf_get_array(g, "tokenizer.ggml.tokens", KVS__GGUF_STR, &array, err);
-    if (st == KVS_NO) {
-        return kvs__fail(err, KVS_E_FORMAT, "engine", "tokenizer.ggml.tokens is missing");
-    }
-    if (st == KVS_OK) {
-        st = read_texts(ctx, &array, &a->texts, &a->n_texts, err);
-    }
-    if (st == KVS_OK) {
-        st = read_types(ctx, g, a, err);
-    }
-    if (st != KVS_OK || !bpe) {
-        return st == KVS_OK ? read_scores(ctx, g, a, err) : st;
-    }
-    st = kvs__gguf_get_array(g, "tokenizer.ggml.merges", KVS__GGUF_STR, &array, err);
-    if (st == KVS_NO) {
-        return kvs__fail(err, KVS_E_FORMAT, "engine", "tokenizer.ggml.merges is missing");
-    }
-    return st == KVS_OK ? read_texts(ctx, &array, &a->merges, &a->n_merges, err) : st;
 }
 
 /* *id is left alone where the key is absent, and becomes -1 where it is out of range. */
@@ -136,7 +110,7 @@ static kvs_status read_id(kvs_ctx *ctx, const kvs__gguf *g, const char *key, siz
     return st;
 }
 
-static kvs_status read_ids(kvs_ctx *ctx, const kvs__gguf *g, struct arrays *a, kvs__vocab_src *src,
+static kvs_status read_ids(kvs_ctx *ctx, const kvs__gguf *g, struct walk *w, kvs__vocab_src *src,
                            kvs_err *err)
 {
     static const char *const keys[KVS_SPECIAL_COUNT] = {
@@ -166,10 +140,10 @@ static kvs_status read_ids(kvs_ctx *ctx, const kvs__gguf *g, struct arrays *a, k
             return st;
         }
         if (id >= 0) {
-            a->eog[src->n_eog++] = id;
+            w->eog[src->n_eog++] = id;
         }
     }
-    src->eog = a->eog;
+    src->eog = w->eog;
     return KVS_OK;
 }
 
@@ -223,19 +197,16 @@ kvs_status kvs__tokenizer_from_gguf(kvs_ctx *ctx, const kvs__gguf *g, const char
                                     kvs_tokenizer **out, kvs_err *err)
 {
     kvs__vocab_src src = KVS__VOCAB_SRC_INIT;
-    struct arrays a = {0};
+    struct walk w = {0};
+    src.token = token_of;
+    src.merge = merge_of;
+    src.user = &w;
     kvs_status st = read_kind(g, &src.kind, err);
     if (st == KVS_OK) {
-        st = read_arrays(ctx, g, src.kind == KVS__VOCAB_BPE, &a, err);
+        st = read_arrays(g, &w, &src, err);
     }
-    src.n_tokens = a.n_texts;
-    src.texts = a.texts;
-    src.merges = a.merges;
-    src.n_merges = a.n_merges;
-    src.scores = a.scores;
-    src.types = a.types;
     if (st == KVS_OK) {
-        st = read_ids(ctx, g, &a, &src, err);
+        st = read_ids(ctx, g, &w, &src, err);
     }
     if (st == KVS_OK) {
         st = read_pre(g, pre, &src, err);
@@ -249,9 +220,5 @@ kvs_status kvs__tokenizer_from_gguf(kvs_ctx *ctx, const kvs__gguf *g, const char
     if (st == KVS_OK) {
         st = read_flag(g, "tokenizer.ggml.add_space_prefix", &src.add_space_prefix, err);
     }
-    if (st == KVS_OK) {
-        st = kvs__tokenizer_new(ctx, &src, out, err);
-    }
-    arrays_free(ctx, &a);
-    return st;
+    return st == KVS_OK ? kvs__tokenizer_new(ctx, &src, out, err) : st;
 }

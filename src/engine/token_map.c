@@ -4,7 +4,7 @@
  * I1  At most half of the slots are taken, and no text is more than PROBE_MAX slots from its home.
  * I2  Of several tokens with one text the lowest id is in the table.
  *
- * A slot keeps half of the hash, so a probe that passes other texts rarely looks at their bytes
+ * A slot keeps what bits of the hash fit, so a probe that passes other texts rarely looks at their bytes
  * (which lie in the mapped file). Building allocates once whatever the vocabulary's size. A file
  * made to collide is refused by I1 instead of taking quadratic time.
  */
@@ -59,14 +59,15 @@ static size_t locate(const kvs_tokenizer *tok, const char *text, size_t len, uin
 {
     const kvs__token_map *map = &tok->map;
     size_t at = (size_t)hash & (map->n_slots - 1);
-    uint64_t tag = hash >> 32;
+    const uint32_t tag = (uint32_t)(hash >> 32) >> map->id_bits;
+    const uint32_t id_mask = ((uint32_t)1 << map->id_bits) - 1;
     for (unsigned probe = 0; probe < PROBE_MAX; probe++) {
-        uint64_t slot = map->slots[at];
+        const uint32_t slot = map->slots[at];
         if (slot == 0) {
             return at;
         }
-        if (slot >> 32 == tag) {
-            const kvs__token_entry *e = &tok->entries[(uint32_t)slot - 1];
+        if (slot >> map->id_bits == tag) {
+            const kvs__token_entry *e = &tok->entries[(slot & id_mask) - 1];
             if (e->len == len && memcmp(e->ptr, text, len) == 0) {
                 return at;
             }
@@ -85,7 +86,8 @@ int32_t kvs__token_map_find(const kvs_tokenizer *tok, const char *text, size_t l
     if (at == tok->map.n_slots || tok->map.slots[at] == 0) {
         return -1;
     }
-    return (int32_t)((uint32_t)tok->map.slots[at] - 1);
+    const uint32_t id_mask = ((uint32_t)1 << tok->map.id_bits) - 1;
+    return (int32_t)((tok->map.slots[at] & id_mask) - 1);
 }
 
 kvs_status kvs__token_map_build(kvs_tokenizer *tok, kvs_err *err)
@@ -99,6 +101,9 @@ kvs_status kvs__token_map_build(kvs_tokenizer *tok, kvs_err *err)
         return kvs__nomem(err, "engine", n_slots * sizeof *tok->map.slots);
     }
     tok->map.n_slots = n_slots;
+    while (tok->n_tokens >> tok->map.id_bits != 0) { /* ids + 1 are at most n_tokens < 2^31 */
+        tok->map.id_bits++;
+    }
     for (size_t i = 0; i < tok->n_tokens; i++) {
         const kvs__token_entry *e = &tok->entries[i];
         uint64_t hash = kvs__token_hash(e->ptr, e->len);
@@ -108,7 +113,8 @@ kvs_status kvs__token_map_build(kvs_tokenizer *tok, kvs_err *err)
                              "vocabulary texts collide at token %zu; the file is not genuine", i);
         }
         if (tok->map.slots[at] == 0) {
-            tok->map.slots[at] = (hash >> 32 << 32) | (uint64_t)(i + 1);
+            tok->map.slots[at] =
+                (uint32_t)(hash >> 32) >> tok->map.id_bits << tok->map.id_bits | (uint32_t)(i + 1);
         }
     }
     return KVS_OK;

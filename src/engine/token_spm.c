@@ -44,7 +44,7 @@ static void note_neighbours(kvs_tokenizer *tok, const kvs__token_entry *e)
 }
 
 /* Descending order of floats as ascending order of unsigned numbers; NaN counts as the worst. */
-static uint32_t rank_of(float score)
+uint32_t kvs__token_spm_rank(float score)
 {
     if (score != score) {
         return KVS__RANK_NONE - 1;
@@ -98,18 +98,13 @@ static kvs_status note_bytes(kvs_tokenizer *tok, kvs_err *err)
     return KVS_OK;
 }
 
-kvs_status kvs__token_spm_build(kvs_tokenizer *tok, const kvs__vocab_src *src, kvs_err *err)
+kvs_status kvs__token_spm_build(kvs_tokenizer *tok, kvs_err *err)
 {
-    if (!src->scores) {
-        return kvs__fail(err, KVS_E_FORMAT, "engine", "the vocabulary has no scores");
-    }
-    tok->ranks = kvs__alloc(tok->ctx, tok->n_tokens * sizeof *tok->ranks);
     tok->neighbours = kvs__calloc(tok->ctx, KVS__NEIGHBOUR_WORDS, sizeof *tok->neighbours);
-    if (!tok->ranks || !tok->neighbours) {
-        return kvs__nomem(err, "engine", tok->n_tokens * sizeof *tok->ranks);
+    if (!tok->neighbours) {
+        return kvs__nomem(err, "engine", KVS__NEIGHBOUR_WORDS * sizeof *tok->neighbours);
     }
     for (size_t i = 0; i < tok->n_tokens; i++) {
-        tok->ranks[i] = rank_of(src->scores[i]);
         if ((tok->entries[i].attr & KVS__TOKEN_MERGEABLE) != 0) {
             note_neighbours(tok, &tok->entries[i]);
         }

@@ -30,13 +30,13 @@
     BLOCK(6, 1)                                                                                    \
     BLOCK(6, 2)
 
-#define TIGHT(R)    ((R) > 3)
-#define DIRECT_ROWS 4
-#define T_MAX       2
-#define C_MAX       8
+#define TIGHT(n_acc) ((n_acc) > 6)
+#define DIRECT_ROWS  4
+#define T_MAX        2
+#define C_MAX        8
 #define DIRECT_SHAPES(X)                                                                           \
     X(1, 2, 8)                                                                                     \
-    X(2, 1, 4)                                                                                     \
+    X(2, 2, 4)                                                                                     \
     X(3, 1, 2)                                                                                     \
     X(4, 1, 2)
 

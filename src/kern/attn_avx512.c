@@ -37,10 +37,10 @@
     BLOCK(8, 1)                                                                                    \
     BLOCK(8, 2)
 
-#define TIGHT(R)    0
-#define DIRECT_ROWS 8
-#define T_MAX       4
-#define C_MAX       4
+#define TIGHT(n_acc) 0
+#define DIRECT_ROWS  8
+#define T_MAX        4
+#define C_MAX        4
 #define DIRECT_SHAPES(X)                                                                           \
     X(1, 4, 4)                                                                                     \
     X(2, 4, 4)                                                                                     \
@@ -192,7 +192,7 @@ INLINE vf vf_sel(vm m, vf yes, vf no)
 #define CODE_SHIFT_SIGN    1
 #include "kern/attn_codes.h"
 
-/* Codes 16 c .. 16 c + 15 of a block of 32. */
+/* Codes 16 c .. 16 c + 15 of a block of 32, each with other codes above it. */
 INLINE vi v_codes(const uint8_t *block, uint32_t bits, size_t c)
 {
     if (bits == 8) {
@@ -215,8 +215,38 @@ INLINE vi v_codes(const uint8_t *block, uint32_t bits, size_t c)
         }
         v = _mm512_shuffle_epi8(v, pick);
     }
-    v = _mm512_srlv_epi32(v, _mm512_loadu_si512(code_shift[bits] + 16 * c));
-    return vi_and(v, vi_set((1u << bits) - 1));
+    return _mm512_srlv_epi32(v, _mm512_loadu_si512(code_shift[bits] + 16 * c));
+}
+
+/* Up to 4 bits: the 16 values of a group once, then a look-up, which sees 4 bits and no more. */
+#define V_DECODER
+typedef struct v_decoder {
+    vf scale; /* or the values */
+    vf bias;
+} v_decoder;
+
+INLINE v_decoder v_decoder_of(uint32_t bits, float scale, float bias)
+{
+    v_decoder v = {vf_set(scale), vf_set(bias)};
+    if (bits <= 4) {
+        vi lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        vf code = vf_from_u32(vi_and(lane, vi_set((1u << bits) - 1)));
+        v.scale = vf_fma(code, v.scale, v.bias);
+    }
+    return v;
+}
+
+/* Elements 16 c .. 16 c + 15 of a block of 32. */
+INLINE vf v_values(const v_decoder *v, const uint8_t *block, uint32_t bits, size_t c)
+{
+    vi codes = v_codes(block, bits, c);
+    if (bits <= 4) {
+        return _mm512_permutexvar_ps(codes, v->scale);
+    }
+    if (bits < 8) {
+        codes = vi_and(codes, vi_set((1u << bits) - 1));
+    }
+    return vf_fma(vf_from_u32(codes), v->scale, v->bias);
 }
 
 #include "kern/attn_simd.h"

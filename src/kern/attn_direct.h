@@ -9,10 +9,6 @@
 #ifndef KVS_KERN_ATTN_DIRECT_H
 #define KVS_KERN_ATTN_DIRECT_H
 
-/* Tokens whose scales are widened ahead. */
-#define DIRECT_RUN 32
-#define MAX_GROUPS 32 /* of a row: dim <= 1024, group >= 32 */
-
 /* out[r] (+)= sum of w[r][..] times what `planes` store. */
 typedef struct direct {
     float *out;
@@ -36,13 +32,37 @@ INLINE void weight_rows(const float *w[], const direct *job, const size_t R)
 
 /* -- scores: R rows by T tiles. Slots beyond the last tile repeat it and are not stored. */
 
-INLINE void add_products(vf x[], vf y[], const float *w[], size_t at, const size_t R,
+/* x[r][c] += w[r][at] * y[c], column by column with the weights in registers where those are fewer,
+ * otherwise row by row once every y is there: products_begin, then for each c the value of y[c] and
+ * products_column, then products_end. */
+INLINE void products_begin(vf a[], const float *w[], size_t at, const size_t R, const size_t C)
+{
+    if (R <= C) {
+        EACH (r, R) {
+            a[r] = vf_set(w[r][at]);
+        }
+    }
+}
+
+INLINE void products_column(vf x[], const vf a[], const vf y[], size_t c, const size_t R,
+                            const size_t C)
+{
+    if (R <= C) {
+        EACH (r, R) {
+            x[r * C + c] = vf_fma(a[r], y[c], x[r * C + c]);
+        }
+    }
+}
+
+INLINE void products_end(vf x[], const vf y[], const float *w[], size_t at, const size_t R,
                          const size_t C)
 {
-    EACH (r, R) {
-        vf a = vf_set(w[r][at]);
-        EACH (c, C) {
-            x[r * C + c] = vf_fma(a, y[c], x[r * C + c]);
+    if (R > C) {
+        EACH (r, R) {
+            vf a = vf_set(w[r][at]);
+            EACH (c, C) {
+                x[r * C + c] = vf_fma(a, y[c], x[r * C + c]);
+            }
         }
     }
 }
@@ -53,12 +73,15 @@ INLINE void dense_tiles(vf x[], const direct *job, const kvs__planes *const tile
     const float *w[DIRECT_ROWS];
     weight_rows(w, job, R);
     for (size_t d = 0; d < job->shape->dim; d++) {
+        vf a[DIRECT_ROWS];
         vf y[T_MAX * TILE_VECS];
+        products_begin(a, w, d, R, T * TILE_VECS);
         EACH (c, T * TILE_VECS) {
             size_t at = d * KVS__TILE + c % TILE_VECS * VW;
             y[c] = load_vec(tile[c / TILE_VECS]->data, dtype, at);
+            products_column(x, a, y, c, R, T * TILE_VECS);
         }
-        add_products(x, y, w, d, R, T * TILE_VECS);
+        products_end(x, y, w, d, R, T * TILE_VECS);
     }
 }
 
@@ -90,19 +113,22 @@ INLINE void affine_tiles(vf x[], const direct *job, const kvs__planes *const til
         }
         for (size_t d = 0; d < shape->group; d += period) {
             EACH (i, period) {
+                vf a[DIRECT_ROWS];
                 vf y[T_MAX * TILE_VECS];
                 const float *scale = line;
-                if (TIGHT(R)) {
+                if (TIGHT(R * T * TILE_VECS)) {
                     FORGET(scale);
                 }
+                products_begin(a, w, i, R, T * TILE_VECS);
                 EACH (c, T * TILE_VECS) {
                     size_t t = c / TILE_VECS;
                     size_t lane = c % TILE_VECS * VW;
                     const float *at_lane = scale + t * 2 * KVS__TILE + lane;
                     vf code = vf_from_u32(k_codes(words[t] + at + lane, bits, i));
                     y[c] = vf_fma(code, vf_ld(at_lane), vf_ld(at_lane + KVS__TILE));
+                    products_column(x, a, y, c, R, T * TILE_VECS);
                 }
-                add_products(x, y, w, i, R, T * TILE_VECS);
+                products_end(x, y, w, i, R, T * TILE_VECS);
             }
             at += period * bits / 32 * KVS__TILE;
             EACH (r, R) {
@@ -162,11 +188,14 @@ INLINE void dense_rows(const direct *job, size_t d, kvs_dtype dtype, const size_
     vf x[DIRECT_ROWS * C_MAX];
     load_acc(x, job, d, R, C);
     for (size_t j = 0; j < job->n; j++) {
+        vf a[DIRECT_ROWS];
         vf y[C_MAX];
+        products_begin(a, w, j, R, C);
         EACH (c, C) {
             y[c] = load_vec(job->planes->data, dtype, j * job->shape->dim + d + c * VW);
+            products_column(x, a, y, c, R, C);
         }
-        add_products(x, y, w, j, R, C);
+        products_end(x, y, w, j, R, C);
     }
     store_acc(x, job, d, R, C);
 }
@@ -184,19 +213,21 @@ INLINE void affine_rows(const direct *job, size_t d, const float *scale, const f
     vf x[DIRECT_ROWS * C_MAX];
     load_acc(x, job, d + c0 * VW, R, C);
     for (size_t j = 0; j < job->n; j++, words += row_bytes) {
+        vf a[DIRECT_ROWS];
         vf y[C_MAX];
-        vf s = vf_set(scale[j * stride]);
-        vf b = vf_set(bias[j * stride]);
+        products_begin(a, w, j, R, C);
+        v_decoder v = v_decoder_of(bits, scale[j * stride], bias[j * stride]);
         EACH (c, C) {
             const uint8_t *block = words + (c0 + c) / BLOCK_VECS * bits * 4;
-            y[c] = vf_fma(vf_from_u32(v_codes(block, bits, (c0 + c) % BLOCK_VECS)), s, b);
+            y[c] = v_values(&v, block, bits, (c0 + c) % BLOCK_VECS);
+            products_column(x, a, y, c, R, C);
         }
-        add_products(x, y, w, j, R, C);
+        products_end(x, y, w, j, R, C);
     }
     store_acc(x, job, d + c0 * VW, R, C);
 }
 
-/* Up to DIRECT_RUN tokens. C vectors at once, or 32 elements where groups are shorter than that. */
+/* Up to V_RUN tokens. C vectors at once, or 32 elements where groups are shorter than that. */
 INLINE void affine_run(const direct *job, const float *scale, const float *bias, uint32_t bits,
                        const size_t R, const size_t C)
 {
@@ -218,21 +249,17 @@ INLINE void affine_run(const direct *job, const float *scale, const float *bias,
 
 INLINE void direct_affine(const direct *job, uint32_t bits, const size_t R, const size_t C)
 {
-    float scale[DIRECT_RUN * MAX_GROUPS];
-    float bias[DIRECT_RUN * MAX_GROUPS];
-    const kvs__shape *shape = job->shape;
-    size_t groups = shape->dim / shape->group;
-    for (size_t j = 0; j < job->n; j += DIRECT_RUN) {
-        size_t n = job->n - j < DIRECT_RUN ? job->n - j : DIRECT_RUN;
-        dense(scale, job->planes->scale, shape->dtype, j * groups, n * groups);
-        dense(bias, job->planes->bias, shape->dtype, j * groups, n * groups);
+    v_params v;
+    for (size_t j = 0; j < job->n; j += V_RUN) {
+        size_t n = job->n - j < V_RUN ? job->n - j : V_RUN;
+        v_widen(&v, job->shape, job->planes, j, n);
         kvs__planes rows = *job->planes;
-        rows.data = (const uint8_t *)rows.data + j * shape->dim * bits / 8;
+        rows.data = (const uint8_t *)rows.data + j * job->shape->dim * bits / 8;
         direct run = *job;
         run.planes = &rows;
         run.w += j;
         run.n = n;
-        affine_run(&run, scale, bias, bits, R, C);
+        affine_run(&run, v.scale, v.bias, bits, R, C);
     }
 }
 

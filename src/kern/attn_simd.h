@@ -142,20 +142,61 @@ static void k_tile(float *dst, const kvs__shape *s, const kvs__planes *t)
 
 /* -- codes of V rows: 32 codes are `bits` words; every lane picks its bytes. */
 
+/* How the codes of one group become values; where a tier has no look-up of 16, by fma. */
+#ifndef V_DECODER
+typedef struct v_decoder {
+    vf scale;
+    vf bias;
+} v_decoder;
+
+INLINE v_decoder v_decoder_of(uint32_t bits, float scale, float bias)
+{
+    (void)bits;
+    v_decoder v = {vf_set(scale), vf_set(bias)};
+    return v;
+}
+
+/* Elements VW * c and up of a block of 32. */
+INLINE vf v_values(const v_decoder *v, const uint8_t *block, uint32_t bits, size_t c)
+{
+    return vf_fma(vf_from_u32(v_codes(block, bits, c)), v->scale, v->bias);
+}
+#endif
+
+/* The scales and biases of a run of tokens in f32; widened together, since a scalar conversion for
+ * each costs as much as decoding its group. */
+#define V_RUN      32
+#define MAX_GROUPS 32 /* of a row: dim <= 1024, group >= 32 */
+typedef struct v_params {
+    size_t n_groups; /* of a row */
+    float scale[V_RUN * MAX_GROUPS];
+    float bias[V_RUN * MAX_GROUPS];
+} v_params;
+
+static void v_widen(v_params *v, const kvs__shape *s, const kvs__planes *rows, size_t from,
+                    size_t n)
+{
+    v->n_groups = s->dim / s->group;
+    dense(v->scale, rows->scale, s->dtype, from * v->n_groups, n * v->n_groups);
+    dense(v->bias, rows->bias, s->dtype, from * v->n_groups, n * v->n_groups);
+}
+
 INLINE void v_affine(float *dst, size_t ldd, const kvs__shape *s, const kvs__planes *rows, size_t n,
                      uint32_t bits)
 {
     const uint8_t *w = rows->data;
-    size_t n_groups = s->dim / s->group;
+    v_params v;
     for (size_t j = 0; j < n; j++) {
-        for (size_t g = 0; g < n_groups; g++) {
-            vf scale = vf_set(load1(rows->scale, s->dtype, j * n_groups + g));
-            vf bias = vf_set(load1(rows->bias, s->dtype, j * n_groups + g));
+        if (j % V_RUN == 0) {
+            v_widen(&v, s, rows, j, n - j < V_RUN ? n - j : V_RUN);
+        }
+        for (size_t g = 0; g < v.n_groups; g++) {
+            size_t at = j % V_RUN * v.n_groups + g;
+            v_decoder look = v_decoder_of(bits, v.scale[at], v.bias[at]);
             float *out = dst + j * ldd + g * s->group;
             for (size_t d = 0; d < s->group; d += 32) {
                 EACH (c, BLOCK_VECS) {
-                    vf code = vf_from_u32(v_codes(w, bits, c));
-                    vf_st(out + d + c * VW, vf_fma(code, scale, bias));
+                    vf_st(out + d + c * VW, v_values(&look, w, bits, c));
                 }
                 w += (size_t)bits * 4;
             }

@@ -38,6 +38,97 @@ static kvs_status read_mask_desc(const void *desc, kvs_err *err)
     return st;
 }
 
+/* ---- a cache of one layer: 1 KV head of 16 dense elements, 2 tokens stored */
+
+static kvs_ctx *the_ctx;
+static kvs_cache *the_cache;
+static float numbers[2][16];
+static float result[2][16];
+
+static const kvs_layer_spec spec = {sizeof(kvs_layer_spec),
+                                    1,
+                                    16,
+                                    16,
+                                    KVS_CODEC_DENSE(KVS_F32),
+                                    KVS_CODEC_DENSE(KVS_F32),
+                                    KVS_LAYOUT_GROW,
+                                    0,
+                                    0,
+                                    0,
+                                    0,
+                                    KVS_F32};
+static const kvs_cache_opts cache_opts = {sizeof(kvs_cache_opts), 1, &spec, 0};
+static const kvs_kv kv = {sizeof(kvs_kv), 2, KVS_F32, numbers, numbers, 0, 0, 0, 0};
+static const kvs_attend attend = {sizeof(kvs_attend),
+                                  KVS_READ_CAUSAL,
+                                  2,
+                                  1,
+                                  KVS_F32,
+                                  KVS_F32,
+                                  numbers,
+                                  0,
+                                  0,
+                                  result,
+                                  0,
+                                  0,
+                                  0.25f,
+                                  0.0f,
+                                  NULL,
+                                  -1,
+                                  NULL,
+                                  NULL};
+static const kvs_planes planes = {sizeof(kvs_planes), {result, NULL, NULL}, {NULL, NULL, NULL}};
+
+static kvs_status read_cache_opts(const void *opts, kvs_err *err)
+{
+    kvs_cache *cache = NULL;
+    kvs_status st = kvs_cache_new(the_ctx, opts, &cache, err);
+    assert_int_equal(st == KVS_OK, cache != NULL);
+    kvs_cache_free(cache);
+    return st;
+}
+
+static kvs_status read_layer_spec(const void *layer, kvs_err *err)
+{
+    kvs_cache_opts o = cache_opts;
+    o.layers = layer;
+    return read_cache_opts(&o, err);
+}
+
+static kvs_status read_kv(const void *tokens, kvs_err *err)
+{
+    int64_t before = kvs_cache_length(the_cache, 0);
+    kvs_status st = kvs_cache_append(the_cache, 0, tokens, err);
+    assert_int_equal(kvs_cache_length(the_cache, 0), before + (st == KVS_OK ? 2 : 0));
+    return st;
+}
+
+static kvs_status read_attend(const void *desc, kvs_err *err)
+{
+    return kvs_cache_attend(the_cache, 0, desc, err);
+}
+
+static kvs_status read_planes(const void *dst, kvs_err *err)
+{
+    return kvs_cache_export(the_cache, 0, 0, 2, dst, err);
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    return kvs_ctx_new(NULL, &the_ctx, NULL) ||
+           kvs_cache_new(the_ctx, &cache_opts, &the_cache, NULL) ||
+           kvs_cache_append(the_cache, 0, &kv, NULL);
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    kvs_cache_free(the_cache);
+    kvs_ctx_free(the_ctx);
+    return 0;
+}
+
 static const kvs_ctx_opts ctx_opts = KVS_CTX_OPTS_INIT;
 static const kvs_mask_desc mask_desc = {sizeof(kvs_mask_desc),
                                         KVS_MASK_CAUSAL,
@@ -65,6 +156,12 @@ static const struct {
     {"kvs_ctx_opts", &ctx_opts, sizeof ctx_opts, sizeof(size_t), read_ctx_opts},
     {"kvs_mask_desc", &mask_desc, sizeof mask_desc, offsetof(kvs_mask_desc, n_keys),
      read_mask_desc},
+    {"kvs_cache_opts", &cache_opts, sizeof cache_opts, offsetof(kvs_cache_opts, reserve_tokens),
+     read_cache_opts},
+    {"kvs_layer_spec", &spec, sizeof spec, offsetof(kvs_layer_spec, layout), read_layer_spec},
+    {"kvs_kv", &kv, sizeof kv, offsetof(kvs_kv, k_token_stride), read_kv},
+    {"kvs_attend", &attend, sizeof attend, offsetof(kvs_attend, softcap), read_attend},
+    {"kvs_planes", &planes, sizeof planes, offsetof(kvs_planes, v), read_planes},
 };
 
 static void test_options(void **state)
@@ -115,7 +212,6 @@ static void test_not_read(void **state)
     kvs_ctx_free(ctx);
 }
 
-static kvs_ctx *the_ctx;
 static kvs_masks *the_masks;
 static kvs_mask *the_mask;
 
@@ -134,6 +230,15 @@ static kvs_status write_mask_shape(void *out)
     return kvs_mask_get_shape(the_mask, out);
 }
 
+static kvs_status write_view_info(void *out)
+{
+    kvs_view *view = NULL;
+    assert_int_equal(kvs_view_new(the_cache, 0, &view, NULL), KVS_OK);
+    kvs_status st = kvs_view_get_info(view, out);
+    kvs_view_free(view);
+    return st;
+}
+
 static kvs_status write_mask_plan(void *out)
 {
     return kvs_mask_plan(&mask_desc, out, NULL);
@@ -143,16 +248,14 @@ static const struct {
     size_t size;
     write_fn call;
 } results[] = {
-    {sizeof(kvs_ctx_stats), write_ctx_stats},
-    {sizeof(kvs_masks_stats), write_masks_stats},
-    {sizeof(kvs_mask_shape), write_mask_shape},
-    {sizeof(kvs_mask_shape), write_mask_plan},
+    {sizeof(kvs_ctx_stats), write_ctx_stats},   {sizeof(kvs_masks_stats), write_masks_stats},
+    {sizeof(kvs_mask_shape), write_mask_shape}, {sizeof(kvs_mask_shape), write_mask_plan},
+    {sizeof(kvs_view_info), write_view_info},
 };
 
 static void test_results(void **state)
 {
     (void)state;
-    assert_int_equal(kvs_ctx_new(NULL, &the_ctx, NULL), KVS_OK);
     assert_int_equal(kvs_masks_new(the_ctx, &the_masks, NULL), KVS_OK);
     assert_int_equal(kvs_masks_acquire(the_masks, &mask_desc, &the_mask, NULL), KVS_OK);
     for (size_t i = 0; i < sizeof results / sizeof results[0]; i++) {
@@ -184,7 +287,6 @@ static void test_results(void **state)
     }
     kvs_mask_release(the_mask);
     kvs_masks_free(the_masks);
-    kvs_ctx_free(the_ctx);
 }
 
 int main(void)
@@ -194,5 +296,5 @@ int main(void)
         cmocka_unit_test(test_not_read),
         cmocka_unit_test(test_results),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -153,7 +153,7 @@ class Cache:
     def __init__(self, ctx, heads, dims, codecs, layout=GROW, window=0, sinks=0, max_block=0):
         self.ctx, self.lib, self.handle = ctx, ctx.lib, _P()
         self.heads, self.dims, self.codecs = heads, dims, list(codecs)
-        self.sinks = sinks
+        self.again = ctx, heads, dims, layout, window, sinks, max_block
         spec = sized(
             LayerSpec, n_kv_heads=heads, k_dim=dims[0], v_dim=dims[1], k=codecs[0], v=codecs[1],
             layout=layout, window=window, sinks=sinks, max_block=max_block,
@@ -163,6 +163,11 @@ class Cache:
 
     def close(self):
         self.lib.c.kvs_cache_free(self.handle)
+
+    def fresh(self):
+        """An empty one of the same kind."""
+        ctx, heads, dims, *rest = self.again
+        return Cache(ctx, heads, dims, self.codecs, *rest)
 
     def __len__(self):
         return self.lib.c.kvs_cache_length(self.handle, 0)
@@ -206,6 +211,17 @@ class Cache:
             "kvs_cache_export", self.handle, _U32(0), _I64(begin), _U64(n), C.byref(planes)
         )
         return out
+
+    def load(self, begin, sides):
+        """Imports ([K planes], [V planes]), each [heads, n, units], as positions from `begin`."""
+        planes = sized(Planes)
+        for field, side in zip((planes.k, planes.v), sides):
+            for i, a in enumerate(side):
+                field[i] = ptr(a)
+        n = sides[0][0].shape[1]
+        self.lib.call(
+            "kvs_cache_import", self.handle, _U32(0), _I64(begin), _U64(n), C.byref(planes)
+        )
 
     def attend(self, q, q_dtype, scale, mode=CAUSAL, sinks=None, flags=None, block=None):
         """q: [q_heads, n, k_dim]; float32 [q_heads, n, v_dim]."""

@@ -18,6 +18,8 @@ import kvs
 import live_codec
 from live_codec import MX, bits_of, is_nan, to_mx
 
+OPS = ("one", "many", "trim", "mask", "load", "convert")
+ODDS = (0.4, 0.2, 0.2, 0.12, 0.05, 0.03)
 LAYERS = ("kv", "quant", "ring", "ringq")
 
 
@@ -73,7 +75,7 @@ class Pair:
             )
             for _ in range(self.batch)
         ]  # fmt: skip
-        self.ring = ring
+        self.ring, self.loaded = ring, False
 
     def close(self):
         for c in self.ours:
@@ -234,7 +236,7 @@ class Pair:
         """The oracle refuses; where we do not, writing the same tokens again changes nothing."""
         c = self.ours[0]
         if not c.can_rewind(n):
-            check(n > self.block or n > len(c), f"a rewind of {n} within the block is promised")
+            check(n > self.block or n > len(c) or self.loaded, f"a rewind of {n} within the block is promised")
             self.totals["refused by both"] += 1
             return
         self.totals["refused by the oracle alone"] += 1
@@ -264,6 +266,27 @@ class Pair:
         self.totals["conversions"] += 1
         self.compare_state()
 
+    def reload(self):
+        """New caches that are given what the oracle holds, in its own bytes."""
+        order, keys, values = self.live()
+        if not len(order):
+            return
+        self.log.append("load")
+        self.loaded = True
+        starts = [i for i, p in enumerate(order) if i == 0 or p != order[i - 1] + 1]
+        for b, old in enumerate(self.ours):
+            new = old.fresh()
+            for first, end in zip(starts, [*starts[1:], len(order)]):
+                sides = [
+                    [np.ascontiguousarray(p[b, :, first:end]) for p in planes_of(side)]
+                    for side in (keys, values)
+                ]
+                new.load(int(order[first]), sides)
+            old.close()
+            self.ours[b] = new
+        self.totals["imports"] += 1
+        self.compare_state()
+
     def mask(self):
         n = int(self.rng.choice([1, self.rng.integers(1, self.block + 1)]))
         window = int(self.rng.choice([0, self.rng.integers(1, 40)]))
@@ -288,7 +311,7 @@ class Pair:
         self.totals["masks"] += 1
 
     def step(self):
-        what = self.rng.choice(["one", "many", "trim", "mask", "convert"], p=[0.4, 0.2, 0.2, 0.17, 0.03])
+        what = self.rng.choice(OPS, p=ODDS)
         if what == "one":
             self.update(1)
         elif what == "many":
@@ -297,13 +320,15 @@ class Pair:
             self.trim(int(self.rng.integers(0, 8)))
         elif what == "mask":
             self.mask()
+        elif what == "load":
+            self.reload()
         else:
             self.convert()
 
 
 def run_caches(library, rng, caches, steps):
     patch_rotating_to_quantized()
-    keys = ["units", "states", "outputs", "masks", "conversions", "worst ours", "worst mlx"]
+    keys = ["units", "states", "outputs", "masks", "conversions", "imports", "worst ours", "worst mlx"]
     keys += ["rms ours", "rms mlx", "refused by both", "refused by the oracle alone"]
     totals = dict.fromkeys(keys, 0)
     ctx = kvs.Context(library)

@@ -36,14 +36,25 @@ static inline void tv_merge(tv *v, const char *merge)
     v->merges[v->src.n_merges++] = (kvs__text){merge, strlen(merge)};
 }
 
+static inline kvs__vocab_token tv_token(void *user, size_t i)
+{
+    const tv *v = user;
+    return (kvs__vocab_token){v->texts[i], v->scores[i], v->types[i]};
+}
+
+static inline kvs__text tv_merge_at(void *user, size_t i)
+{
+    const tv *v = user;
+    return v->merges[i];
+}
+
 static inline void tv_init(tv *v, kvs__vocab_kind kind)
 {
     *v = (tv){.src = KVS__VOCAB_SRC_INIT};
     v->src.kind = kind;
-    v->src.texts = v->texts;
-    v->src.types = v->types;
-    v->src.scores = kind == KVS__VOCAB_SPM ? v->scores : NULL;
-    v->src.merges = v->merges;
+    v->src.token = tv_token;
+    v->src.merge = tv_merge_at;
+    v->src.user = v;
 }
 
 static inline void tv_bpe_init(tv *v, const char *pre)

@@ -213,7 +213,7 @@ static void test_kth_failure(void **state)
             break;
         }
     }
-    assert_true(failures >= 3); /* context, pool, list of threads, one argument per thread */
+    assert_true(failures >= 3); /* context, pool, list of threads */
 }
 
 static void test_options(void **state)

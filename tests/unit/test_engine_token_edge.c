@@ -223,9 +223,6 @@ static void malformed(void **state)
     vocab.texts[5] = (kvs__text){big, 65536};
     refused(KVS_E_FORMAT, "token 5");
     tv_spm_init(&vocab);
-    vocab.src.scores = NULL;
-    refused(KVS_E_FORMAT, "scores");
-    tv_spm_init(&vocab);
     vocab.texts[9] = (kvs__text){"<0xG0>", 6};
     refused(KVS_E_FORMAT, "token 9");
     vocab.src.n_tokens = 0;
@@ -409,6 +406,7 @@ static void gguf_adapter(void **state)
         {{"gpt2", "klingon", 6, 1, true}, "gpt-2", KVS_OK, ""},
         {{"gpt2", "gpt-2", 6, 1, false}, NULL, KVS_E_FORMAT, "merges"},
         {{"llama", NULL, 5, 1, false}, NULL, KVS_E_FORMAT, "5 elements for 6 tokens"},
+        {{"llama", NULL, 0, 1, false}, NULL, KVS_E_FORMAT, "scores has 0"},
         {{"bert", NULL, 6, 1, false}, NULL, KVS_E_UNSUPPORTED, "bert"},
         {{NULL, NULL, 6, 1, false}, NULL, KVS_E_NOTFOUND, "no tokenizer"},
     };
