@@ -22,11 +22,12 @@ enum {
 
 typedef struct kvs_model_opts {
     size_t struct_size;
-    uint32_t flags; /* KVS_MODEL_* */
+    uint32_t flags;    /* KVS_MODEL_* */
+    uint32_t reserved; /* 0 */
 } kvs_model_opts;
 #define KVS_MODEL_OPTS_INIT                                                                        \
     {                                                                                              \
-        sizeof(kvs_model_opts), 0                                                                  \
+        sizeof(kvs_model_opts), 0, 0                                                               \
     }
 
 /* Opens a GGUF file. KVS_E_IO: it can't be read; KVS_E_FORMAT: malformed, or a hyper-parameter or
@@ -50,6 +51,7 @@ typedef struct kvs_model_info {
     uint32_t v_dim;
     uint32_t n_vocab;
     uint32_t n_ctx_train; /* context length it was trained for */
+    uint32_t window;      /* of the layers that have one; 0: none has */
     uint64_t n_params;    /* elements of all tensors */
     uint64_t file_bytes;
     uint64_t weight_bytes; /* of all tensors */
@@ -57,7 +59,7 @@ typedef struct kvs_model_info {
 } kvs_model_info;
 #define KVS_MODEL_INFO_INIT                                                                        \
     {                                                                                              \
-        sizeof(kvs_model_info), "", "", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                      \
+        sizeof(kvs_model_info), "", "", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                   \
     }
 KVS_API kvs_status kvs_model_get_info(const kvs_model *model, kvs_model_info *out);
 

@@ -57,6 +57,7 @@ KVS_API void kvs_sampler_free(kvs_sampler *sampler); /* NULL is fine */
 KVS_API kvs_status kvs_sampler_pick(kvs_sampler *sampler, const float *logits,
                                     const int32_t *history, size_t n_history, int32_t *token,
                                     kvs_err *err);
+KVS_API size_t kvs_sampler_n_vocab(const kvs_sampler *sampler);
 /* What the last pick drew from, most probable first (greedy: the one token; nothing filtered: all,
  * in no order); borrowed until the next pick. */
 KVS_API size_t kvs_sampler_candidates(const kvs_sampler *sampler, const kvs_candidate **out);

@@ -21,12 +21,13 @@ typedef struct kvs_session_opts {
     size_t struct_size;
     const kvs_plan *plan; /* NULL: f16, the model's context; read by kvs_session_new only */
     uint32_t block;       /* tokens computed together; 0: chosen, at most the plan's max_block */
+    uint32_t flags;       /* 0 */
     kvs_progress_fn progress;
     void *progress_user;
 } kvs_session_opts;
 #define KVS_SESSION_OPTS_INIT                                                                      \
     {                                                                                              \
-        sizeof(kvs_session_opts), NULL, 0, NULL, NULL                                              \
+        sizeof(kvs_session_opts), NULL, 0, 0, NULL, NULL                                           \
     }
 
 /* One thread at a time. Freed before its context and model. */

@@ -46,6 +46,10 @@ static void fill_info(kvs_model *m)
     info->v_dim = net->v_dim;
     info->n_vocab = net->n_vocab;
     info->n_ctx_train = net->n_ctx_train;
+    for (uint32_t i = 0; i < net->n_layers; i++) {
+        uint32_t w = net->layers[i].window;
+        info->window = w > info->window ? w : info->window;
+    }
 }
 
 static kvs_status check_vocab(const kvs_model *m, kvs_err *err)
@@ -111,7 +115,7 @@ kvs_status kvs_model_open(kvs_ctx *ctx, const char *path, const kvs_model_opts *
             return st;
         }
     }
-    if (o.flags & ~(uint32_t)KVS_MODEL_INSPECT) {
+    if (o.flags & ~(uint32_t)KVS_MODEL_INSPECT || o.reserved) {
         return kvs__fail(err, KVS_E_INVAL, "engine", "flags 0x%x of kvs_model_opts", o.flags);
     }
     kvs_model *m = kvs__calloc(ctx, 1, sizeof *m);

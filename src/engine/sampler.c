@@ -140,6 +140,11 @@ void kvs_sampler_free(kvs_sampler *s)
     kvs__free(s->ctx, s, sizeof *s);
 }
 
+size_t kvs_sampler_n_vocab(const kvs_sampler *s)
+{
+    return s->n_vocab;
+}
+
 size_t kvs_sampler_candidates(const kvs_sampler *s, const kvs_candidate **out)
 {
     *out = s->cand;

@@ -108,6 +108,9 @@ kvs_status kvs_session_new(kvs_ctx *ctx, const kvs_model *model, const kvs_sessi
             return st;
         }
     }
+    if (o.flags) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "flags 0x%x of kvs_session_opts", o.flags);
+    }
     kvs_plan *own = NULL;
     if (!o.plan) {
         kvs_status st = kvs_plan_new(ctx, model, NULL, &own, err);
@@ -382,6 +385,11 @@ kvs_status kvs_session_sample(const kvs_session *s, kvs_sampler *sampler, int32_
     }
     if (!s->has_logits) {
         return kvs__fail(err, KVS_E_STATE, "engine", "no logits: sync or append tokens first");
+    }
+    if (kvs_sampler_n_vocab(sampler) != s->n_vocab) {
+        return kvs__fail(err, KVS_E_INVAL, "engine",
+                         "the sampler is for %zu tokens, the model has %zu",
+                         kvs_sampler_n_vocab(sampler), s->n_vocab);
     }
     return kvs_sampler_pick(sampler, s->logits, s->tokens, s->n_tokens, token, err);
 }

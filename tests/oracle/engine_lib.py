@@ -27,7 +27,7 @@ class PlanOpts(c.Structure):
 
 class SessionOpts(c.Structure):
     _fields_ = [("struct_size", c.c_size_t), ("plan", c.c_void_p), ("block", c.c_uint32),
-                ("progress", c.c_void_p), ("progress_user", c.c_void_p)]
+                ("flags", c.c_uint32), ("progress", c.c_void_p), ("progress_user", c.c_void_p)]
 
 
 LOGITS_FN = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_int64, c.POINTER(c.c_float), c.c_size_t)
