@@ -110,7 +110,9 @@ static bool put(buffer *b, const char *text, size_t n)
     if (!p) {
         return false;
     }
-    memcpy(p + b->n, text, n);
+    if (n > 0) {
+        memcpy(p + b->n, text, n);
+    }
     b->ptr = p;
     b->n += n;
     return true;
@@ -223,7 +225,7 @@ static const char *default_system(const kvs_model *model, size_t *n)
                       : left > 1 && begin[0] == '\\' && begin[1] == 'n' ? 2
                                                                         : 0;
         for (size_t k = skip; skip > 0 && k + sizeof tail - 1 <= left; k++) {
-            if (memchr("{}'\"\\", begin[k], 5)) {
+            if (begin[k] && strchr("{}'\"\\", begin[k])) {
                 break;
             }
             if (memcmp(begin + k, tail, sizeof tail - 1) == 0) {

@@ -346,10 +346,11 @@ static double rate(size_t n, double seconds)
 static void report_text(const run *r, const kvs_session_stats *st)
 {
     char state[32];
-    if (strcmp(r->reason, "interrupted") == 0) {
+    const char *reason = r->reason ? r->reason : "";
+    if (strcmp(reason, "interrupted") == 0) {
         note(r->s, "interrupted after %zu of %zu prompt tokens and %zu answer tokens",
              st->n_tokens < r->ids.n ? (size_t)st->n_tokens : r->ids.n, r->ids.n, r->n_produced);
-    } else if (strcmp(r->reason, "context") == 0) {
+    } else if (strcmp(reason, "context") == 0) {
         note(r->s, "stopped: the context of %u tokens is full; --ctx-size sets it", st->n_ctx);
     }
     note(r->s,
@@ -367,7 +368,7 @@ static void report_json(const run *r, const kvs_session_stats *st, uint64_t seed
     (void)fputs("{\"text\":", stdout);
     json_text(stdout, r->answer ? r->answer : "", r->n_answer);
     (void)printf(",\"finish\":\"%s\",\"prompt_tokens\":%zu,\"answer_tokens\":%zu,\"seed\":%llu",
-                 r->reason, r->ids.n, r->n_produced, (unsigned long long)seed);
+                 r->reason ? r->reason : "", r->ids.n, r->n_produced, (unsigned long long)seed);
     (void)printf(",\"load_s\":%.4f,\"prompt_s\":%.4f,\"answer_s\":%.4f,\"state_bytes\":%zu,"
                  "\"scratch_bytes\":%zu,\"n_ctx\":%u,\"tokens\":[",
                  r->load_s, r->prompt_s, r->answer_s, st->state_bytes, st->scratch_bytes,

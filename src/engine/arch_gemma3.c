@@ -38,7 +38,7 @@ static kvs_status setup(kvs_model *m, kvs_err *err)
     }
     net->embed_scale = sqrtf((float)net->d_model);
     if (net->n_layers == LAYERS_OF_27B) {
-        net->attn_scale = 1.0f / sqrtf((float)(net->d_model / net->n_heads));
+        net->attn_scale = 1.0f / sqrtf((float)net->d_model / (float)net->n_heads);
     }
     return KVS_OK;
 }

@@ -257,6 +257,9 @@ static kvs_status find_part(kvs_model *m, uint32_t layer, const part *p, kvs_err
     if (p->matrix) {
         return find_matrix(m, name, p->k, p->n, p->matrix, err);
     }
+    if (KVS_NEVER(!p->vector)) {
+        return KVS_E_INTERNAL;
+    }
     return p->optional ? find_optional(m, name, p->n, p->vector, err)
                        : find_vector(m, name, p->n, p->vector, err);
 }

@@ -111,21 +111,16 @@ kvs_status kvs_session_new(kvs_ctx *ctx, const kvs_model *model, const kvs_sessi
     if (o.flags) {
         return kvs__fail(err, KVS_E_INVAL, "engine", "flags 0x%x of kvs_session_opts", o.flags);
     }
-    kvs_plan *own = NULL;
-    if (!o.plan) {
-        kvs_status st = kvs_plan_new(ctx, model, NULL, &own, err);
-        if (st != KVS_OK) {
-            return st;
-        }
-    }
     kvs_session *s = kvs__calloc(ctx, 1, sizeof *s);
-    kvs_status st = KVS_OK;
     if (!s) {
-        st = kvs__nomem(err, "engine", sizeof *s);
-    } else {
-        s->ctx = ctx;
-        s->model = model;
-        s->opts = o;
+        return kvs__nomem(err, "engine", sizeof *s);
+    }
+    s->ctx = ctx;
+    s->model = model;
+    s->opts = o;
+    kvs_plan *own = NULL;
+    kvs_status st = o.plan ? KVS_OK : kvs_plan_new(ctx, model, NULL, &own, err);
+    if (st == KVS_OK) {
         st = build(s, own ? own : o.plan, err);
     }
     kvs_plan_free(own);
