@@ -158,7 +158,7 @@ typedef struct kvs__token_work {
     char *buf; /* rewritten text */
     size_t buf_bytes;
     kvs__sym *syms;
-    uint32_t *heap;
+    uint64_t *heap;
     size_t cap_syms;
     void *match; /* pcre2_match_data */
     bool after_unk;
@@ -181,7 +181,7 @@ int32_t kvs__token_list_match(const kvs__token_list *list, const char *text, siz
 
 /* Joins syms[0..n), whose at, len and id are set, best rank first, leftmost on ties. What is left
  * hangs together by next, from 0. heap: [n] scratch. */
-void kvs__token_merge(const kvs_tokenizer *tok, const char *text, kvs__sym *syms, uint32_t *heap,
+void kvs__token_merge(const kvs_tokenizer *tok, const char *text, kvs__sym *syms, uint64_t *heap,
                       size_t n, kvs__pair_fn pair);
 
 kvs_status kvs__token_bpe_build(kvs_tokenizer *tok, const kvs__vocab_src *src, kvs_err *err);
