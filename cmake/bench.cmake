@@ -7,4 +7,7 @@ foreach(src IN LISTS KVS_BENCH_SRC)
   target_include_directories(${name} PRIVATE include src bench)
   target_compile_definitions(${name} PRIVATE KVS_STATIC)
   target_link_libraries(${name} PRIVATE kvs_flags Threads::Threads m)
+  if(name STREQUAL "bench_wmat" AND KVS_ENGINE) # the one that measures the engine's own split
+    target_sources(${name} PRIVATE src/engine/matmul.c)
+  endif()
 endforeach()

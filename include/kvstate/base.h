@@ -10,9 +10,9 @@
 extern "C" {
 #endif
 
-#define KVS_VERSION_MAJOR 0
-#define KVS_VERSION_MINOR 1
-#define KVS_VERSION_PATCH 0
+#define KVS_VERSION_MAJOR  0
+#define KVS_VERSION_MINOR  1
+#define KVS_VERSION_PATCH  0
 #define KVS_VERSION_STRING "0.1.0"
 /* Number of the binary interface (the soname); raised only when an existing symbol changes. */
 #define KVS_ABI 0
@@ -25,20 +25,20 @@ extern "C" {
 
 /* One polarity everywhere: 0 is success, a negative value is an error, a small positive value is
  * an expected outcome that each function names. Values are pinned for ever. */
-#define KVS_STATUS_MAP(X)                                                                       \
-    X(KVS_OK, 0, "success")                                                                     \
-    X(KVS_NO, 1, "the answer is no (not an error)")                                             \
-    X(KVS_E_INVAL, -1, "invalid argument")                                                      \
-    X(KVS_E_NOMEM, -2, "out of memory")                                                         \
-    X(KVS_E_RANGE, -3, "value out of range")                                                    \
-    X(KVS_E_UNSUPPORTED, -4, "not supported")                                                   \
-    X(KVS_E_STATE, -5, "not possible in this state")                                            \
-    X(KVS_E_BROKEN, -6, "object is latched broken by an earlier failure")                       \
-    X(KVS_E_IO, -7, "input/output error")                                                       \
-    X(KVS_E_FORMAT, -8, "malformed data")                                                       \
-    X(KVS_E_LIMIT, -9, "limit reached")                                                         \
-    X(KVS_E_CANCELLED, -10, "cancelled")                                                        \
-    X(KVS_E_NOTFOUND, -11, "not found")                                                         \
+#define KVS_STATUS_MAP(X)                                                                          \
+    X(KVS_OK, 0, "success")                                                                        \
+    X(KVS_NO, 1, "the answer is no (not an error)")                                                \
+    X(KVS_E_INVAL, -1, "invalid argument")                                                         \
+    X(KVS_E_NOMEM, -2, "out of memory")                                                            \
+    X(KVS_E_RANGE, -3, "value out of range")                                                       \
+    X(KVS_E_UNSUPPORTED, -4, "not supported")                                                      \
+    X(KVS_E_STATE, -5, "not possible in this state")                                               \
+    X(KVS_E_BROKEN, -6, "object is latched broken by an earlier failure")                          \
+    X(KVS_E_IO, -7, "input/output error")                                                          \
+    X(KVS_E_FORMAT, -8, "malformed data")                                                          \
+    X(KVS_E_LIMIT, -9, "limit reached")                                                            \
+    X(KVS_E_CANCELLED, -10, "cancelled")                                                           \
+    X(KVS_E_NOTFOUND, -11, "not found")                                                            \
     X(KVS_E_INTERNAL, -12, "internal error")
 
 typedef enum kvs_status {
@@ -90,11 +90,15 @@ typedef struct kvs_ctx_opts {
     void *alloc_user;
     kvs_log_fn log; /* NULL: silent. The library never prints. */
     void *log_user;
-    uint32_t n_threads;  /* threads that work on a call, the caller's included; 0: all CPUs allowed */
-    uint32_t tiers_off;  /* KVS_TIER_* to do without, at most what the CPU has */
-    size_t max_bytes;    /* hard limit on live bytes of this context; 0: none */
+    uint32_t
+        n_threads; /* threads that work on a call, the caller's included; 0: all CPUs allowed */
+    uint32_t tiers_off; /* KVS_TIER_* to do without, at most what the CPU has */
+    size_t max_bytes;   /* hard limit on live bytes of this context; 0: none */
 } kvs_ctx_opts;
-#define KVS_CTX_OPTS_INIT {sizeof(kvs_ctx_opts), NULL, NULL, NULL, NULL, NULL, 0, 0, 0}
+#define KVS_CTX_OPTS_INIT                                                                          \
+    {                                                                                              \
+        sizeof(kvs_ctx_opts), NULL, NULL, NULL, NULL, NULL, 0, 0, 0                                \
+    }
 
 /* A context owns the allocator, the thread pool and the kernel table. It must outlive everything
  * made with it. Objects of one context are used by one thread at a time; contexts are independent.
@@ -112,7 +116,10 @@ typedef struct kvs_ctx_stats {
     uint32_t n_threads;
     uint32_t tiers; /* KVS_TIER_* in use */
 } kvs_ctx_stats;
-#define KVS_CTX_STATS_INIT {sizeof(kvs_ctx_stats), 0, 0, 0, 0, 0}
+#define KVS_CTX_STATS_INIT                                                                         \
+    {                                                                                              \
+        sizeof(kvs_ctx_stats), 0, 0, 0, 0, 0                                                       \
+    }
 KVS_API kvs_status kvs_ctx_get_stats(const kvs_ctx *ctx, kvs_ctx_stats *out);
 
 /* "0.1.0", the version of the library that runs (not of the header). */

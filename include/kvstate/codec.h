@@ -9,11 +9,7 @@
 extern "C" {
 #endif
 
-typedef enum kvs_dtype {
-    KVS_F32 = 0,
-    KVS_F16 = 1,
-    KVS_BF16 = 2
-} kvs_dtype;
+typedef enum kvs_dtype { KVS_F32 = 0, KVS_F16 = 1, KVS_BF16 = 2 } kvs_dtype;
 
 /* A codec is a value: compare, copy and print it freely.
  * Dense: bits = 0, the dtype is that of the elements.
@@ -29,8 +25,14 @@ typedef struct kvs_codec {
     kvs_dtype dtype;
 } kvs_codec;
 
-#define KVS_CODEC_DENSE(dtype_) {0, 0, 0, (dtype_)}
-#define KVS_CODEC_AFFINE(bits_, group_, dtype_) {(bits_), 0, (group_), (dtype_)}
+#define KVS_CODEC_DENSE(dtype_)                                                                    \
+    {                                                                                              \
+        0, 0, 0, (dtype_)                                                                          \
+    }
+#define KVS_CODEC_AFFINE(bits_, group_, dtype_)                                                    \
+    {                                                                                              \
+        (bits_), 0, (group_), (dtype_)                                                             \
+    }
 
 /* KVS_E_INVAL or KVS_E_UNSUPPORTED, and a message, unless vectors of `dim` (16..1024, a multiple of
  * 8) can be stored: bits and group from the lists above, dim a multiple of the group. */

@@ -11,11 +11,11 @@
 
 #if defined(__GNUC__)
 #define KVS_PRINTF(fmt, first) __attribute__((format(printf, fmt, first)))
-#define KVS_LIKELY(x) __builtin_expect(!!(x), 1)
-#define KVS_UNLIKELY(x) __builtin_expect(!!(x), 0)
+#define KVS_LIKELY(x)          __builtin_expect(!!(x), 1)
+#define KVS_UNLIKELY(x)        __builtin_expect(!!(x), 0)
 #else
 #define KVS_PRINTF(fmt, first)
-#define KVS_LIKELY(x) (x)
+#define KVS_LIKELY(x)   (x)
 #define KVS_UNLIKELY(x) (x)
 #endif
 

@@ -15,7 +15,7 @@
 #include "base/pool.h"
 
 #define MAX_THREADS 1024u
-#define ALIGNMENT 64u
+#define ALIGNMENT   64u
 
 struct kvs_ctx {
     kvs_ctx_opts opts;

@@ -27,11 +27,17 @@
  * than a scheduler slice, so that a busy neighbour gets the CPU when we have no work. */
 #define SPIN_LIMIT 1500
 
+typedef struct worker_slot {
+    kvs__pool *pool;
+    pthread_t handle;
+    uint32_t thread; /* 1 .. n_threads-1 */
+} worker_slot;
+
 struct kvs__pool {
     kvs_ctx *ctx;
     uint32_t n_threads;
     uint32_t n_started;
-    pthread_t *threads; /* [n_threads - 1] */
+    worker_slot *workers; /* [n_threads - 1] */
     _Alignas(64) _Atomic uint64_t ticket;
     _Atomic uint32_t n_items;
     _Atomic(kvs__item_fn) fn;
@@ -45,16 +51,11 @@ struct kvs__pool {
     pthread_cond_t finished;
 };
 
-typedef struct worker_arg {
-    kvs__pool *pool;
-    uint32_t thread;
-} worker_arg;
-
 static bool has_work(kvs__pool *p)
 {
     uint64_t t = atomic_load(&p->ticket);
-    return (uint32_t)t != CLOSED && (uint32_t)t < atomic_load_explicit(&p->n_items,
-                                                                       memory_order_relaxed);
+    return (uint32_t)t != CLOSED &&
+           (uint32_t)t < atomic_load_explicit(&p->n_items, memory_order_relaxed);
 }
 
 /* Takes and runs items until none is left. */
@@ -105,27 +106,23 @@ static void sleep_for_work(kvs__pool *p)
 
 static void *worker(void *opaque)
 {
-    worker_arg a = *(worker_arg *)opaque;
-    kvs__free(a.pool->ctx, opaque, sizeof a);
-    while (!atomic_load(&a.pool->stop)) {
-        if (!spin_for_work(a.pool)) {
-            sleep_for_work(a.pool);
+    const worker_slot *w = opaque;
+    while (!atomic_load(&w->pool->stop)) {
+        if (!spin_for_work(w->pool)) {
+            sleep_for_work(w->pool);
         }
-        drain(a.pool, a.thread);
+        drain(w->pool, w->thread);
     }
     return NULL;
 }
 
 static kvs_status start_worker(kvs__pool *p, uint32_t thread, kvs_err *err)
 {
-    worker_arg *a = kvs__alloc(p->ctx, sizeof *a);
-    if (!a) {
-        return kvs__nomem(err, "base", sizeof *a);
-    }
-    *a = (worker_arg){p, thread};
-    int e = pthread_create(&p->threads[thread - 1], NULL, worker, a);
+    worker_slot *w = &p->workers[thread - 1];
+    w->pool = p;
+    w->thread = thread;
+    int e = pthread_create(&w->handle, NULL, worker, w);
     if (e != 0) {
-        kvs__free(p->ctx, a, sizeof *a);
         return kvs__fail_errno(err, KVS_E_NOMEM, e, "base", "thread %u could not be started",
                                thread);
     }
@@ -146,9 +143,9 @@ kvs_status kvs__pool_new(kvs_ctx *ctx, uint32_t n_threads, kvs__pool **out, kvs_
     (void)pthread_cond_init(&p->work, NULL);
     (void)pthread_cond_init(&p->finished, NULL);
     if (n_threads > 1) {
-        size_t bytes = (n_threads - 1) * sizeof(pthread_t);
-        p->threads = kvs__alloc(ctx, bytes);
-        if (!p->threads) {
+        size_t bytes = (n_threads - 1) * sizeof *p->workers;
+        p->workers = kvs__alloc(ctx, bytes);
+        if (!p->workers) {
             kvs__pool_free(p);
             return kvs__nomem(err, "base", bytes);
         }
@@ -174,14 +171,12 @@ void kvs__pool_free(kvs__pool *p)
     (void)pthread_cond_broadcast(&p->work);
     (void)pthread_mutex_unlock(&p->lock);
     for (uint32_t t = 0; t < p->n_started; t++) {
-        (void)pthread_join(p->threads[t], NULL);
+        (void)pthread_join(p->workers[t].handle, NULL);
     }
     (void)pthread_cond_destroy(&p->finished);
     (void)pthread_cond_destroy(&p->work);
     (void)pthread_mutex_destroy(&p->lock);
-    if (p->threads) {
-        kvs__free(p->ctx, p->threads, (p->n_threads - 1) * sizeof(pthread_t));
-    }
+    kvs__free(p->ctx, p->workers, (p->n_threads - 1) * sizeof *p->workers);
     kvs__free(p->ctx, p, sizeof *p);
 }
 

@@ -36,6 +36,9 @@ const char *kvs_version(void)
 }
 
 static void fill(kvs_err *err, kvs_status status, int sys_errno, const char *room, const char *fmt,
+                 va_list ap) KVS_PRINTF(5, 0);
+
+static void fill(kvs_err *err, kvs_status status, int sys_errno, const char *room, const char *fmt,
                  va_list ap)
 {
     memset(err, 0, sizeof *err);

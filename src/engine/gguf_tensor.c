@@ -85,7 +85,7 @@ static kvs_status find_sizes(kvs__gguf_tensor *t, const kvs__wtype_info *w, kvs_
                 kvs__mul_size(t->ne[1], t->ne[2], &t->n_rows) &&
                 kvs__mul_size(t->n_rows, t->ne[3], &t->n_rows) &&
                 kvs__mul_size(t->n_rows, t->row_bytes, &t->bytes) &&
-                kvs__mul_size(t->n_rows, t->ne[0], &elems) && elems <= SIZE_MAX / 8;
+                kvs__mul_size(t->n_rows, t->ne[0], &elems);
     if (!fits) {
         return kvs__fail(
             err, KVS_E_FORMAT, "engine", "tensor '%s': size of %zu x %zu x %zu x %zu %s overflows",

@@ -1,7 +1,214 @@
 /* SPDX-License-Identifier: MIT */
+/* attn_avx2.c: the attention kernels with 8 lanes (AVX2, FMA, F16C). The register blocks leave
+ * room for the vectors of b and one broadcast among 16 registers; 6 x 2 has the 8 or more
+ * independent chains that keep two FMA units of latency 4 busy. */
+#include <immintrin.h>
+#include <string.h>
+
 #include "kern/kern.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+#define VW        8
+#define ROWS_MAX  6
+#define COLS_WIDE 8
+#define BLOCKS                                                                                     \
+    BLOCK(1, 1)                                                                                    \
+    BLOCK(1, 2)                                                                                    \
+    BLOCK(1, 4)                                                                                    \
+    BLOCK(1, 8)                                                                                    \
+    BLOCK(2, 1)                                                                                    \
+    BLOCK(2, 2)                                                                                    \
+    BLOCK(2, 4)                                                                                    \
+    BLOCK(3, 1)                                                                                    \
+    BLOCK(3, 2)                                                                                    \
+    BLOCK(3, 4)                                                                                    \
+    BLOCK(4, 1)                                                                                    \
+    BLOCK(4, 2)                                                                                    \
+    BLOCK(5, 1)                                                                                    \
+    BLOCK(5, 2)                                                                                    \
+    BLOCK(6, 1)                                                                                    \
+    BLOCK(6, 2)
+
+#define TIGHT(n_acc) ((n_acc) > 6)
+#define DIRECT_ROWS  4
+#define T_MAX        2
+#define C_MAX        8
+#define DIRECT_SHAPES(X)                                                                           \
+    X(1, 2, 8)                                                                                     \
+    X(2, 2, 4)                                                                                     \
+    X(3, 1, 2)                                                                                     \
+    X(4, 1, 2)
+
+typedef __m256 vf;
+typedef __m256i vi;
+typedef __m256 vm;
+
+INLINE vf vf_ld(const float *p)
+{
+    return _mm256_loadu_ps(p);
+}
+
+INLINE void vf_st(float *p, vf x)
+{
+    _mm256_storeu_ps(p, x);
+}
+
+INLINE vf vf_set(float x)
+{
+    return _mm256_set1_ps(x);
+}
+
+INLINE vf vf_fma(vf a, vf b, vf c)
+{
+    return _mm256_fmadd_ps(a, b, c);
+}
+
+INLINE vf vf_add(vf a, vf b)
+{
+    return _mm256_add_ps(a, b);
+}
+
+INLINE vf vf_sub(vf a, vf b)
+{
+    return _mm256_sub_ps(a, b);
+}
+
+INLINE vf vf_mul(vf a, vf b)
+{
+    return _mm256_mul_ps(a, b);
+}
+
+INLINE vf vf_div(vf a, vf b)
+{
+    return _mm256_div_ps(a, b);
+}
+
+INLINE vf vf_from_f16(const uint16_t *p)
+{
+    return _mm256_cvtph_ps(_mm_loadu_si128((const void *)p));
+}
+
+INLINE vf vf_from_bf16(const uint16_t *p)
+{
+    __m256i x = _mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
+}
+
+INLINE float f32_from_f16_1(uint16_t h)
+{
+    return _cvtsh_ss(h);
+}
+
+INLINE vf vf_from_u32(vi x)
+{
+    return _mm256_cvtepi32_ps(x);
+}
+
+INLINE vf vf_from_bits(vi x)
+{
+    return _mm256_castsi256_ps(x);
+}
+
+INLINE vi vi_from_bits(vf x)
+{
+    return _mm256_castps_si256(x);
+}
+
+INLINE vi vi_ld(const uint32_t *p)
+{
+    return _mm256_loadu_si256((const void *)p);
+}
+
+INLINE vi vi_set(uint32_t x)
+{
+    return _mm256_set1_epi32((int)x);
+}
+
+INLINE vi vi_srl(vi x, int n)
+{
+    return _mm256_srli_epi32(x, n);
+}
+
+INLINE vi vi_sll(vi x, int n)
+{
+    return _mm256_slli_epi32(x, n);
+}
+
+INLINE vi vi_and(vi a, vi b)
+{
+    return _mm256_and_si256(a, b);
+}
+
+INLINE vi vi_or(vi a, vi b)
+{
+    return _mm256_or_si256(a, b);
+}
+
+INLINE vi vi_add(vi a, vi b)
+{
+    return _mm256_add_epi32(a, b);
+}
+
+INLINE vi vi_sub(vi a, vi b)
+{
+    return _mm256_sub_epi32(a, b);
+}
+
+INLINE vm vm_lt(vf a, vf b)
+{
+    return _mm256_cmp_ps(a, b, _CMP_LT_OQ);
+}
+
+INLINE vm vm_nan(vf x)
+{
+    return _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+}
+
+/* Lane i from bit i. */
+INLINE vm vm_bits(uint32_t bits)
+{
+    __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    __m256i hit = _mm256_and_si256(_mm256_set1_epi32((int)bits), lane);
+    return _mm256_castsi256_ps(_mm256_cmpeq_epi32(hit, lane));
+}
+
+INLINE vf vf_sel(vm m, vf yes, vf no)
+{
+    return _mm256_blendv_ps(no, yes, m);
+}
+
+#define CODE_BYTES(bits)   8
+#define CODE_IN_WORD(bits) ((bits) == 2 || (bits) == 4)
+#define CODE_SHIFT_SIGN    1
+#include "kern/attn_codes.h"
+
+/* Codes 8 c .. 8 c + 7 of a block of 32. */
+INLINE vi v_codes(const uint8_t *block, uint32_t bits, size_t c)
+{
+    if (bits == 8) {
+        return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)(block + 8 * c)));
+    }
+    vi v;
+    if (CODE_IN_WORD(bits)) {
+        uint32_t w = 0;
+        memcpy(&w, block + 8 * c * bits / 32 * 4, sizeof w);
+        v = vi_set(w);
+    } else {
+        uint64_t w = 0;
+        memcpy(&w, block + code_base(bits, c), sizeof w);
+        __m256i pick = _mm256_loadu_si256((const void *)(code_pick[bits] + 32 * c));
+        v = _mm256_shuffle_epi8(_mm256_set1_epi64x((long long)w), pick);
+    }
+    v = _mm256_srlv_epi32(v, _mm256_loadu_si256((const void *)(code_shift[bits] + 8 * c)));
+    return vi_and(v, vi_set((1u << bits) - 1));
+}
+
+#include "kern/attn_simd.h"
+/* after attn_simd.h */
+#include "kern/attn_direct.h"
 
 void kvs__kern_init_attn_avx2(kvs__kern *k)
 {
-    (void)k;
+    attn_init(k);
 }

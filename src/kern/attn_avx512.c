@@ -1,7 +1,259 @@
 /* SPDX-License-Identifier: MIT */
+/* attn_avx512.c: the attention kernels with 16 lanes (AVX-512 F, BW, DQ, VL). The register blocks
+ * leave room for the vectors of b and one broadcast among 32 registers. */
+#include <immintrin.h>
+#include <string.h>
+
 #include "kern/kern.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+#define VW        16
+#define ROWS_MAX  8
+#define COLS_WIDE 8
+#define BLOCKS                                                                                     \
+    BLOCK(1, 1)                                                                                    \
+    BLOCK(1, 2)                                                                                    \
+    BLOCK(1, 4)                                                                                    \
+    BLOCK(1, 8)                                                                                    \
+    BLOCK(2, 1)                                                                                    \
+    BLOCK(2, 2)                                                                                    \
+    BLOCK(2, 4)                                                                                    \
+    BLOCK(2, 8)                                                                                    \
+    BLOCK(3, 1)                                                                                    \
+    BLOCK(3, 2)                                                                                    \
+    BLOCK(3, 4)                                                                                    \
+    BLOCK(4, 1)                                                                                    \
+    BLOCK(4, 2)                                                                                    \
+    BLOCK(4, 4)                                                                                    \
+    BLOCK(5, 1)                                                                                    \
+    BLOCK(5, 2)                                                                                    \
+    BLOCK(5, 4)                                                                                    \
+    BLOCK(6, 1)                                                                                    \
+    BLOCK(6, 2)                                                                                    \
+    BLOCK(6, 4)                                                                                    \
+    BLOCK(7, 1)                                                                                    \
+    BLOCK(7, 2)                                                                                    \
+    BLOCK(8, 1)                                                                                    \
+    BLOCK(8, 2)
+
+#define TIGHT(n_acc) 0
+#define DIRECT_ROWS  8
+#define T_MAX        4
+#define C_MAX        4
+#define DIRECT_SHAPES(X)                                                                           \
+    X(1, 4, 4)                                                                                     \
+    X(2, 4, 4)                                                                                     \
+    X(3, 2, 4)                                                                                     \
+    X(4, 2, 4)                                                                                     \
+    X(5, 2, 2)                                                                                     \
+    X(6, 2, 2)                                                                                     \
+    X(7, 2, 2)                                                                                     \
+    X(8, 2, 2)
+
+typedef __m512 vf;
+typedef __m512i vi;
+typedef __mmask16 vm;
+
+INLINE vf vf_ld(const float *p)
+{
+    return _mm512_loadu_ps(p);
+}
+
+INLINE void vf_st(float *p, vf x)
+{
+    _mm512_storeu_ps(p, x);
+}
+
+INLINE vf vf_set(float x)
+{
+    return _mm512_set1_ps(x);
+}
+
+INLINE vf vf_fma(vf a, vf b, vf c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
+
+INLINE vf vf_add(vf a, vf b)
+{
+    return _mm512_add_ps(a, b);
+}
+
+INLINE vf vf_sub(vf a, vf b)
+{
+    return _mm512_sub_ps(a, b);
+}
+
+INLINE vf vf_mul(vf a, vf b)
+{
+    return _mm512_mul_ps(a, b);
+}
+
+INLINE vf vf_div(vf a, vf b)
+{
+    return _mm512_div_ps(a, b);
+}
+
+INLINE vf vf_from_f16(const uint16_t *p)
+{
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)p));
+}
+
+INLINE vf vf_from_bf16(const uint16_t *p)
+{
+    __m512i x = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
+}
+
+INLINE float f32_from_f16_1(uint16_t h)
+{
+    return _cvtsh_ss(h);
+}
+
+INLINE vf vf_from_u32(vi x)
+{
+    return _mm512_cvtepi32_ps(x);
+}
+
+INLINE vf vf_from_bits(vi x)
+{
+    return _mm512_castsi512_ps(x);
+}
+
+INLINE vi vi_from_bits(vf x)
+{
+    return _mm512_castps_si512(x);
+}
+
+INLINE vi vi_ld(const uint32_t *p)
+{
+    return _mm512_loadu_si512((const void *)p);
+}
+
+INLINE vi vi_set(uint32_t x)
+{
+    return _mm512_set1_epi32((int)x);
+}
+
+INLINE vi vi_srl(vi x, int n)
+{
+    return _mm512_srli_epi32(x, (unsigned)n);
+}
+
+INLINE vi vi_sll(vi x, int n)
+{
+    return _mm512_slli_epi32(x, (unsigned)n);
+}
+
+INLINE vi vi_and(vi a, vi b)
+{
+    return _mm512_and_epi32(a, b);
+}
+
+INLINE vi vi_or(vi a, vi b)
+{
+    return _mm512_or_epi32(a, b);
+}
+
+INLINE vi vi_add(vi a, vi b)
+{
+    return _mm512_add_epi32(a, b);
+}
+
+INLINE vi vi_sub(vi a, vi b)
+{
+    return _mm512_sub_epi32(a, b);
+}
+
+INLINE vm vm_lt(vf a, vf b)
+{
+    return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ);
+}
+
+INLINE vm vm_nan(vf x)
+{
+    return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+}
+
+/* Lane i from bit i. */
+INLINE vm vm_bits(uint32_t bits)
+{
+    return (vm)bits;
+}
+
+INLINE vf vf_sel(vm m, vf yes, vf no)
+{
+    return _mm512_mask_blend_ps(m, no, yes);
+}
+
+#define CODE_BYTES(bits)   ((bits) > 4 ? 16 : 8)
+#define CODE_IN_WORD(bits) ((bits) == 2)
+#define CODE_SHIFT_SIGN    1
+#include "kern/attn_codes.h"
+
+/* Codes 16 c .. 16 c + 15 of a block of 32, each with other codes above it. */
+INLINE vi v_codes(const uint8_t *block, uint32_t bits, size_t c)
+{
+    if (bits == 8) {
+        return _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)(block + 16 * c)));
+    }
+    vi v;
+    if (CODE_IN_WORD(bits)) {
+        uint32_t w = 0;
+        memcpy(&w, block + 16 * c * bits / 32 * 4, sizeof w);
+        v = vi_set(w);
+    } else {
+        __m512i pick = _mm512_loadu_si512(code_pick[bits] + 64 * c);
+        const uint8_t *at = block + code_base(bits, c);
+        if (CODE_BYTES(bits) == 8) {
+            uint64_t w = 0;
+            memcpy(&w, at, sizeof w);
+            v = _mm512_set1_epi64((long long)w);
+        } else {
+            v = _mm512_broadcast_i32x4(_mm_loadu_si128((const void *)at));
+        }
+        v = _mm512_shuffle_epi8(v, pick);
+    }
+    return _mm512_srlv_epi32(v, _mm512_loadu_si512(code_shift[bits] + 16 * c));
+}
+
+/* Up to 4 bits: the 16 values of a group once, then a look-up, which sees 4 bits and no more. */
+#define V_DECODER
+typedef struct v_decoder {
+    vf scale; /* or the values */
+    vf bias;
+} v_decoder;
+
+INLINE v_decoder v_decoder_of(uint32_t bits, float scale, float bias)
+{
+    v_decoder v = {vf_set(scale), vf_set(bias)};
+    if (bits <= 4) {
+        vi lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        vf code = vf_from_u32(vi_and(lane, vi_set((1u << bits) - 1)));
+        v.scale = vf_fma(code, v.scale, v.bias);
+    }
+    return v;
+}
+
+/* Elements 16 c .. 16 c + 15 of a block of 32. */
+INLINE vf v_values(const v_decoder *v, const uint8_t *block, uint32_t bits, size_t c)
+{
+    vi codes = v_codes(block, bits, c);
+    if (bits <= 4) {
+        return _mm512_permutexvar_ps(codes, v->scale);
+    }
+    if (bits < 8) {
+        codes = vi_and(codes, vi_set((1u << bits) - 1));
+    }
+    return vf_fma(vf_from_u32(codes), v->scale, v->bias);
+}
+
+#include "kern/attn_simd.h"
+/* after attn_simd.h */
+#include "kern/attn_direct.h"
 
 void kvs__kern_init_attn_avx512(kvs__kern *k)
 {
-    (void)k;
+    attn_init(k);
 }

@@ -5,13 +5,7 @@
 
 #include "kern/kern.h"
 
-enum {
-    SET_REF,
-    SET_AVX2,
-    SET_AVX512,
-    SET_NEON,
-    N_SETS
-};
+enum { SET_REF, SET_AVX2, SET_AVX512, SET_NEON, N_SETS };
 
 static kvs__kern tables[N_SETS];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -21,7 +15,9 @@ static void build(void)
     for (int i = 0; i < N_SETS; i++) {
         kvs__kern_init_ref(&tables[i]);
     }
-#if defined(__x86_64__)
+#if defined(KVS_NO_SIMD)
+    /* the reference alone */
+#elif defined(__x86_64__)
     kvs__kern_init_codec_avx2(&tables[SET_AVX2]);
     kvs__kern_init_attn_avx2(&tables[SET_AVX2]);
     tables[SET_AVX512] = tables[SET_AVX2];

@@ -13,7 +13,7 @@
 /* Tokens of a K tile: one AVX-512 vector, two of AVX2, four of NEON. */
 #define KVS__TILE 16u
 /* Tokens of a softmax chunk on the grid of absolute positions; the unit that threads share out. */
-#define KVS__CHUNK 256u
+#define KVS__CHUNK       256u
 #define KVS__CHUNK_TILES (KVS__CHUNK / KVS__TILE)
 
 /* How one token's K or V of one head is stored. */
@@ -33,7 +33,7 @@ typedef struct kvs__planes {
     const void *bias;
 } kvs__planes;
 
-#define KVS_KERN(name, class_, ret, args) typedef ret (*kvs__##name##_fn) args;
+#define KVS_KERN(name, class_, ret, args) typedef ret(*kvs__##name##_fn) args;
 #include "kern/kern.inc"
 #undef KVS_KERN
 

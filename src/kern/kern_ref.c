@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/half.h"
+#include "kern/affine.h"
 #include "kern/kern.h"
 #include "kern/math.h"
 
@@ -52,21 +53,10 @@ static void hadamard(float *x, size_t n_blocks, size_t block)
             }
         }
         for (size_t i = 0; i < block; i++) {
-            x[i] *= scale;
+            float y = x[i] * scale;
+            x[i] = y != y ? kvs__f32_bits(KVS__NAN_BITS) : y; /* one NaN, whichever came in */
         }
     }
-}
-
-/* Code i of a bit stream: bits [i * bits, (i + 1) * bits), lowest first. */
-static uint32_t code_at(const uint32_t *words, size_t stride, uint32_t bits, size_t i)
-{
-    size_t at = i * bits;
-    uint32_t shift = (uint32_t)(at % 32);
-    uint64_t w = words[(at / 32) * stride];
-    if (shift + bits > 32) {
-        w |= (uint64_t)words[(at / 32 + 1) * stride] << 32;
-    }
-    return (uint32_t)(w >> shift) & ((1u << bits) - 1);
 }
 
 /* The range that fixes a group's scale and bias; a NaN never wins a comparison. */
@@ -85,8 +75,12 @@ static void group_scale(const float *x, uint32_t group, float n_codes, float *sc
     float edge = low_side ? lo : hi;
     float q0 = rintf(edge / s);
     /* stretch the scale so that zero falls on a code: edge = q0 * scale */
-    *scale = q0 != 0.0f ? edge / q0 : s;
+    s = q0 != 0.0f ? edge / q0 : s;
     *bias = q0 != 0.0f ? edge : 0.0f;
+    /* Infinities in the group: MLX's NaN, whose sign is that of x86 arithmetic (an invalid operation
+     * gives a negative NaN; the one in hi - lo was negated above). */
+    bool early = hi - lo != hi - lo;
+    *scale = s != s ? kvs__f32_bits(early ? KVS__NAN_POSITIVE : KVS__NAN_NEGATIVE) : s;
 }
 
 static void affine_encode(const float *x, size_t n_groups, uint32_t bits, uint32_t group,
@@ -115,36 +109,8 @@ static void affine_decode(float *dst, const uint32_t *words, const float *scale,
 {
     size_t group_words = (size_t)group * bits / 32;
     for (size_t g = 0; g < n_groups; g++, words += group_words, dst += group) {
-        for (uint32_t i = 0; i < group; i++) {
-            dst[i] = fmaf((float)code_at(words, 1, bits, i), scale[g], bias[g]);
-        }
+        kvs__affine_group(dst, words, scale[g], bias[g], bits, group);
     }
-}
-
-static float load(const void *p, kvs_dtype t, size_t i)
-{
-    if (t == KVS_F32) {
-        return ((const float *)p)[i];
-    }
-    uint16_t h = ((const uint16_t *)p)[i];
-    return t == KVS_F16 ? kvs__f16_to_f32(h) : kvs__bf16_to_f32(h);
-}
-
-static void store(void *p, kvs_dtype t, size_t i, float x)
-{
-    if (t == KVS_F32) {
-        ((float *)p)[i] = x;
-    } else {
-        ((uint16_t *)p)[i] = t == KVS_F16 ? kvs__f16_from_f32(x) : kvs__bf16_from_f32(x);
-    }
-}
-
-static float round_to(kvs_dtype t, float x)
-{
-    if (t == KVS_F16) {
-        return kvs__f16_to_f32(kvs__f16_from_f32(x));
-    }
-    return t == KVS_BF16 ? kvs__bf16_to_f32(kvs__bf16_from_f32(x)) : x;
 }
 
 static void affine_decode_mlx(void *dst, const uint32_t *words, const void *scale, const void *bias,
@@ -152,46 +118,50 @@ static void affine_decode_mlx(void *dst, const uint32_t *words, const void *scal
 {
     size_t group_words = (size_t)group * bits / 32;
     for (size_t g = 0; g < n_groups; g++, words += group_words) {
-        for (uint32_t i = 0; i < group; i++) {
-            float code = (float)code_at(words, 1, bits, i);
-            float x = round_to(dtype, code * load(scale, dtype, g)) + load(bias, dtype, g);
-            if (x != x) { /* one NaN: the sign of an invalid operation is the processor's */
-                x = kvs__f32_bits(KVS__NAN_BITS);
-            }
-            store(dst, dtype, g * group + i, x);
-        }
+        kvs__affine_group_mlx(dst, g * group, words, kvs__load_elem(scale, dtype, g),
+                              kvs__load_elem(bias, dtype, g), bits, group, dtype);
     }
+}
+
+/* Element d of token i of a tile. */
+static float k_value(const kvs__shape *s, const kvs__planes *t, size_t d, size_t i)
+{
+    if (s->bits == 0) {
+        return kvs__load_elem(t->data, s->dtype, d * KVS__TILE + i);
+    }
+    uint32_t code = kvs__code_at((const uint32_t *)t->data + i, KVS__TILE, s->bits, d);
+    size_t g = d / s->group * KVS__TILE + i;
+    return fmaf((float)code, kvs__load_elem(t->scale, s->dtype, g),
+                kvs__load_elem(t->bias, s->dtype, g));
+}
+
+/* Element d of row j. */
+static float v_value(const kvs__shape *s, const kvs__planes *rows, size_t j, size_t d)
+{
+    if (s->bits == 0) {
+        return kvs__load_elem(rows->data, s->dtype, j * s->dim + d);
+    }
+    size_t words = (size_t)s->dim * s->bits / 32;
+    uint32_t code = kvs__code_at((const uint32_t *)rows->data + j * words, 1, s->bits, d);
+    size_t g = j * (s->dim / s->group) + d / s->group;
+    return fmaf((float)code, kvs__load_elem(rows->scale, s->dtype, g),
+                kvs__load_elem(rows->bias, s->dtype, g));
 }
 
 static void k_tile(float *dst, const kvs__shape *s, const kvs__planes *t)
 {
     for (size_t d = 0; d < s->dim; d++) {
         for (size_t i = 0; i < KVS__TILE; i++) {
-            float *out = &dst[d * KVS__TILE + i];
-            if (s->bits == 0) {
-                *out = load(t->data, s->dtype, d * KVS__TILE + i);
-                continue;
-            }
-            uint32_t code = code_at((const uint32_t *)t->data + i, KVS__TILE, s->bits, d);
-            size_t g = d / s->group * KVS__TILE + i;
-            *out = fmaf((float)code, load(t->scale, s->dtype, g), load(t->bias, s->dtype, g));
+            dst[d * KVS__TILE + i] = k_value(s, t, d, i);
         }
     }
 }
 
 static void v_rows(float *dst, size_t ldd, const kvs__shape *s, const kvs__planes *rows, size_t n)
 {
-    size_t words = (size_t)s->dim * s->bits / 32;
-    for (size_t j = 0; j < n; j++, dst += ldd) {
+    for (size_t j = 0; j < n; j++) {
         for (size_t d = 0; d < s->dim; d++) {
-            if (s->bits == 0) {
-                dst[d] = load(rows->data, s->dtype, j * s->dim + d);
-                continue;
-            }
-            uint32_t code = code_at((const uint32_t *)rows->data + j * words, 1, s->bits, d);
-            size_t g = j * (s->dim / s->group) + d / s->group;
-            dst[d] = fmaf((float)code, load(rows->scale, s->dtype, g),
-                          load(rows->bias, s->dtype, g));
+            dst[j * ldd + d] = v_value(s, rows, j, d);
         }
     }
 }
@@ -208,6 +178,21 @@ static void qk(float *s, size_t lds, const float *q, size_t ldq, size_t rows, co
                 }
                 s[r * lds + t * KVS__TILE + i] = sum;
             }
+        }
+    }
+}
+
+static void qk_direct(float *s, size_t lds, const float *q, size_t ldq, size_t rows,
+                      const kvs__shape *shape, const kvs__planes *tiles, size_t n_tiles)
+{
+    for (size_t r = 0; r < rows; r++) {
+        for (size_t i = 0; i < n_tiles * KVS__TILE; i++) {
+            const kvs__planes *tile = &tiles[i / KVS__TILE];
+            float sum = 0.0f;
+            for (size_t d = 0; d < shape->dim; d++) {
+                sum = fmaf(q[r * ldq + d], k_value(shape, tile, d, i % KVS__TILE), sum);
+            }
+            s[r * lds + i] = sum;
         }
     }
 }
@@ -253,6 +238,20 @@ static void pv(float *acc, size_t lda, const float *p, size_t ldp, size_t rows, 
             float sum = acc[r * lda + d];
             for (size_t j = 0; j < n; j++) {
                 sum = fmaf(p[r * ldp + j], v[j * ldv + d], sum);
+            }
+            acc[r * lda + d] = sum;
+        }
+    }
+}
+
+static void pv_direct(float *acc, size_t lda, const float *p, size_t ldp, size_t rows,
+                      const kvs__shape *shape, const kvs__planes *v, size_t n)
+{
+    for (size_t r = 0; r < rows; r++) {
+        for (size_t d = 0; d < shape->dim; d++) {
+            float sum = acc[r * lda + d];
+            for (size_t j = 0; j < n; j++) {
+                sum = fmaf(p[r * ldp + j], v_value(shape, v, j, d), sum);
             }
             acc[r * lda + d] = sum;
         }

@@ -12,20 +12,20 @@
 
 #include "base/half.h"
 
-#define KVS__EXP_LO (-86.5f)
-#define KVS__EXP_HI 88.0f
-#define KVS__EXP_LOG2E 1.44269504f
-#define KVS__EXP_MAGIC 12582912.0f /* 1.5 * 2^23 */
+#define KVS__EXP_LO         (-86.5f)
+#define KVS__EXP_HI         88.0f
+#define KVS__EXP_LOG2E      1.44269504f
+#define KVS__EXP_MAGIC      12582912.0f /* 1.5 * 2^23 */
 #define KVS__EXP_MAGIC_BITS 0x4b400000u
-#define KVS__EXP_LN2_HEAD 0.693359375f
-#define KVS__EXP_LN2_TAIL (-2.12194440e-4f)
-#define KVS__EXP_C0 1.9875691500e-4f
-#define KVS__EXP_C1 1.3981999507e-3f
-#define KVS__EXP_C2 8.3334519073e-3f
-#define KVS__EXP_C3 4.1665795894e-2f
-#define KVS__EXP_C4 1.6666665459e-1f
-#define KVS__EXP_C5 5.0000001201e-1f
-#define KVS__NAN_BITS 0x7fc00000u
+#define KVS__EXP_LN2_HEAD   0.693359375f
+#define KVS__EXP_LN2_TAIL   (-2.12194440e-4f)
+#define KVS__EXP_C0         1.9875691500e-4f
+#define KVS__EXP_C1         1.3981999507e-3f
+#define KVS__EXP_C2         8.3334519073e-3f
+#define KVS__EXP_C3         4.1665795894e-2f
+#define KVS__EXP_C4         1.6666665459e-1f
+#define KVS__EXP_C5         5.0000001201e-1f
+#define KVS__NAN_BITS       0x7fc00000u
 
 static inline float kvs__exp(float x)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* wref.c: the block types of model weights: table and reference decoder.
  *
- * One function per type decodes one block. Each formula is stated with its roundings: a product or
- * difference below is one f32 operation, never fused. Scales d, m, dmin are f16, read exactly.
+ * One function per type decodes one block. Scales d, m, dmin are f16, read exactly; the order of
+ * operations is that of the formulas (wtype.h says why it does not matter).
  * Nothing here is tuned and nothing checks sizes: callers pass whole blocks. */
 #include "kern/wtype.h"
 

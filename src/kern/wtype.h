@@ -4,7 +4,11 @@
  * A row of n elements is n / block_elems blocks of block_bytes, little-endian, packed without gaps.
  * kvs__gguf_dequant is the specification: every matrix kernel decodes a block to exactly these f32
  * values, which are bit for bit those of the `gguf` Python package (gguf.quants.dequantize). The
- * one exception: a NaN (infinite or NaN scale in a broken file) is a NaN in both, of any payload. */
+ * one exception: a NaN (infinite or NaN scale in a broken file) is a NaN in both, of any payload.
+ *
+ * Every product in these formulas is exact in f32 (11 bits of an f16, at most 7 of a scale, 5 of a
+ * code, no underflow), so the one rounding is that of the last addition: factors may be multiplied
+ * in any order, and fma gives the same bits as multiply and add. */
 #ifndef KVS_KERN_WTYPE_H
 #define KVS_KERN_WTYPE_H
 

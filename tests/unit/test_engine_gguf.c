@@ -213,6 +213,8 @@ static void test_arrays(void **state)
     gb_le(&b, 5, 2);
     gb_kv_array(&b, "flags", KVS__GGUF_BOOL, 2);
     gb_le(&b, 0x0001, 2);
+    gb_kv_array(&b, "bytes", KVS__GGUF_U8, 1);
+    gb_le(&b, 200, 1);
     gb_kv_array(&b, "reals", KVS__GGUF_F32, 1);
     gb_le(&b, 0xc0000000u, 4);
     gb_kv_array(&b, "strs", KVS__GGUF_STR, 100);
@@ -228,6 +230,8 @@ static void test_arrays(void **state)
     assert_true(a.n == 2 && kvs__gguf_array_int(&a, 0) == -1 && kvs__gguf_array_int(&a, 1) == 5);
     assert_int_equal(kvs__gguf_get_array(g, "flags", KVS__GGUF_BOOL, &a, NULL), KVS_OK);
     assert_true(kvs__gguf_array_int(&a, 0) == 1 && kvs__gguf_array_int(&a, 1) == 0);
+    assert_int_equal(kvs__gguf_get_array(g, "bytes", KVS__GGUF_U8, &a, NULL), KVS_OK);
+    assert_int_equal(kvs__gguf_array_int(&a, 0), 200);
     assert_int_equal(kvs__gguf_get_array(g, "reals", KVS__GGUF_F32, &a, NULL), KVS_OK);
     assert_true(kvs__gguf_array_f32(&a, 0) == -2.0f);
     assert_int_equal(kvs__gguf_get_array(g, "strs", KVS__GGUF_STR, &a, NULL), KVS_OK);
@@ -318,6 +322,26 @@ static void test_many_names(void **state)
     gb_free(&b);
 }
 
+/* However full the table, a search for what is not there ends. */
+static void test_absent_names(void **state)
+{
+    (void)state;
+    for (unsigned n = 1; n <= 70; n++) {
+        gb b;
+        gb_init(&b, 3);
+        for (unsigned i = 0; i < n; i++) {
+            char name[32];
+            (void)snprintf(name, sizeof name, "k%u", i);
+            gb_kv_u32(&b, name, i);
+        }
+        kvs__gguf *g = open_ok(&b);
+        assert_null(kvs__gguf_kv_find(g, "absent"));
+        assert_null(kvs__gguf_kv_find(g, "k"));
+        kvs__gguf_close(g);
+        gb_free(&b);
+    }
+}
+
 /* -- broken files, one defect each */
 
 static void refuse(gb *b, kvs_status want, const char *text)
@@ -383,6 +407,10 @@ static void test_bad_names(void **state)
     bad_key("a\0b", 3, "holds control character 0x00 at byte 1");
     bad_key("\xc2\x9b", 2, "holds control character 0x9b at byte 0");
     gb b;
+    gb_init(&b, 3);
+    gb_key(&b, "\xc3", (kvs__gguf_vtype)0xa9); /* what follows the name would complete it */
+    gb_fill(&b, 4);
+    refuse(&b, KVS_E_FORMAT, "name of key 0 is not UTF-8");
     gb_init(&b, 3);
     gb_count(&b, 16);
     gb_u64(&b, 65536);
@@ -492,6 +520,8 @@ static void test_bad_tensors(void **state)
     bad_tensor(5, 1, 1, 0, 0, KVS_E_FORMAT, "tensor 't' has 5 dimensions");
     bad_tensor(2, 1, 0, 0, 0, KVS_E_FORMAT, "tensor 't': dimension 1 is 0");
     bad_tensor(2, two40, two40, 0, 0, KVS_E_FORMAT, "1 x 1 F32 overflows");
+    bad_tensor(2, two40, (uint64_t)1 << 24, 10, 0, KVS_E_FORMAT,
+               "1 x 1 Q2_K overflows"); /* elements */
     bad_tensor(1, UINT64_MAX - 31, 1, 8, 0, KVS_E_FORMAT, "overflows");
     bad_tensor(1, 48, 1, 8, 0, KVS_E_FORMAT, "rows of 48 elements are no multiple of the 32");
     bad_tensor(1, 128, 1, 12, 0, KVS_E_FORMAT, "no multiple of the 256 of a Q4_K block");
@@ -591,6 +621,21 @@ static void test_every_allocation_fails(void **state)
 
 /* -- files */
 
+/* Where the system tells: does a mapping of that file exist in this process? */
+static bool is_mapped(const char *path)
+{
+    FILE *f = fopen("/proc/self/maps", "r");
+    char line[4096];
+    bool found = false;
+    while (f && fgets(line, sizeof line, f)) {
+        found = found || strstr(line, path);
+    }
+    if (f) {
+        (void)fclose(f);
+    }
+    return found;
+}
+
 static void test_open_path(void **state)
 {
     (void)state;
@@ -606,7 +651,9 @@ static void test_open_path(void **state)
     assert_int_equal(kvs__gguf_open(ctx, path, &g, &err), KVS_OK);
     assert_int_equal(unlink(path), 0); /* the mapping outlives the name */
     uint64_t sum = gguf_walk(g);
+    assert_true(is_mapped(path) || access("/proc/self/maps", R_OK) != 0);
     kvs__gguf_close(g);
+    assert_false(is_mapped(path));
     assert_int_equal(live(), before);
     g = open_ok(&b);
     assert_true(gguf_walk(g) == sum);
@@ -614,6 +661,12 @@ static void test_open_path(void **state)
     g = NULL;
     assert_int_equal(close(fd), 0);
     expect(kvs__gguf_open(ctx, path, &g, &err), KVS_E_NOTFOUND, &err, path);
+    fd = mkstemp(strcpy(path, "/tmp/kvs_gguf_XXXXXX"));
+    assert_int_equal(write(fd, b.p, b.n - 1), (ssize_t)b.n - 1);
+    expect(kvs__gguf_open(ctx, path, &g, &err), KVS_E_FORMAT, &err, "reach beyond");
+    assert_false(is_mapped(path));
+    assert_int_equal(close(fd), 0);
+    assert_int_equal(unlink(path), 0);
     expect(kvs__gguf_open(ctx, "/tmp", &g, &err), KVS_E_IO, &err, "'/tmp' is not a regular file");
     expect(kvs__gguf_open(ctx, "/dev/null", &g, &err), KVS_E_IO, &err, "not a regular file");
     fd = mkstemp(strcpy(path, "/tmp/kvs_gguf_XXXXXX"));
@@ -633,6 +686,7 @@ int main(void)
         cmocka_unit_test(test_tensors),
         cmocka_unit_test(test_nothing_inside),
         cmocka_unit_test(test_many_names),
+        cmocka_unit_test(test_absent_names),
         cmocka_unit_test(test_bad_header),
         cmocka_unit_test(test_bad_names),
         cmocka_unit_test(test_long_name),

@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: MIT */
+/* bench_attention: reads of a layer with 32 query heads, 8 KV heads, head dim 128.
+ *
+ * decode  one query at depth T: bytes of live state per second against the read bandwidth, and
+ *         tokens/s against dense bf16; codecs interleaved round by round, medians
+ * window  512 queries at depth T: FLOP/s against the FMA peak; tokens/s against dense bf16
+ * block   8 queries at T = 8k against one
+ * busy    decode with one other busy thread, against undisturbed
+ *   bench_attention [--csv FILE] [--full] [decode|window|block|busy ...]
+ * --full adds T = 128k and the reference tier. */
+#include <stdatomic.h>
+
+#include "kvstate/kvstate.h"
+#include "limits.h"
+
+#define HQ     32u
+#define HKV    8u
+#define DIM    128u
+#define BLOCK  512u
+#define ROUNDS 7
+
+typedef struct named {
+    const char *name;
+    kvs_codec codec;
+} named;
+
+static const named codecs[] = {
+    {"bf16", KVS_CODEC_DENSE(KVS_BF16)},           {"affine8", KVS_CODEC_AFFINE(8, 64, KVS_F16)},
+    {"affine4", KVS_CODEC_AFFINE(4, 64, KVS_F16)}, {"affine3", KVS_CODEC_AFFINE(3, 64, KVS_F16)},
+    {"affine2", KVS_CODEC_AFFINE(2, 64, KVS_F16)},
+};
+#define N_CODECS (sizeof codecs / sizeof codecs[0])
+
+static float *kv_block; /* [2][BLOCK][HKV][DIM] */
+static float *q;        /* [BLOCK][HQ][DIM] */
+static float *out;
+
+static void check(kvs_status st, const kvs_err *err)
+{
+    if (st != KVS_OK) {
+        (void)fprintf(stderr, "%s: %s\n", kvs_status_name(st), err->msg);
+        exit(1);
+    }
+}
+
+static void fill(float *x, size_t n)
+{
+    uint64_t s = 42;
+    for (size_t i = 0; i < n; i++) {
+        s = s * 6364136223846793005u + 1442695040888963407u;
+        x[i] = (float)(int32_t)(s >> 32) * 0x1p-31f;
+    }
+}
+
+static kvs_ctx *context(uint32_t threads, uint32_t tiers_off)
+{
+    kvs_ctx_opts o = KVS_CTX_OPTS_INIT;
+    kvs_err err = {KVS_OK, 0, "", ""};
+    kvs_ctx *ctx = NULL;
+    o.n_threads = threads;
+    o.tiers_off = tiers_off;
+    check(kvs_ctx_new(&o, &ctx, &err), &err);
+    return ctx;
+}
+
+static kvs_cache *cache(kvs_ctx *ctx, const kvs_codec *codec, uint64_t tokens)
+{
+    kvs_err err = {KVS_OK, 0, "", ""};
+    kvs_layer_spec s = KVS_LAYER_SPEC_INIT;
+    kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
+    kvs_cache *c = NULL;
+    s.n_kv_heads = HKV;
+    s.k_dim = DIM;
+    s.v_dim = DIM;
+    s.k = *codec;
+    s.v = *codec;
+    o.n_layers = 1;
+    o.layers = &s;
+    o.reserve_tokens = tokens + 64;
+    check(kvs_cache_new(ctx, &o, &c, &err), &err);
+    kvs_kv kv = KVS_KV_INIT;
+    kv.k = kv_block;
+    kv.v = kv_block + (size_t)BLOCK * HKV * DIM;
+    for (uint64_t done = 0; done < tokens; done += kv.n_tokens) {
+        kv.n_tokens = tokens - done < BLOCK ? (uint32_t)(tokens - done) : BLOCK;
+        check(kvs_cache_append(c, 0, &kv, &err), &err);
+    }
+    return c;
+}
+
+static double read_once(kvs_cache *c, uint32_t queries)
+{
+    kvs_err err = {KVS_OK, 0, "", ""};
+    kvs_attend d = KVS_ATTEND_INIT;
+    d.n_queries = queries;
+    d.n_q_heads = HQ;
+    d.q = q;
+    d.out = out;
+    d.scale = 0.0883883f;
+    double t = bench_now();
+    check(kvs_cache_attend(c, 0, &d, &err), &err);
+    return bench_now() - t;
+}
+
+/* Median seconds of a read of each codec's cache, rounds interleaved. */
+static void time_all(kvs_cache **c, size_t n, uint32_t queries, double *seconds)
+{
+    double t[N_CODECS][ROUNDS];
+    for (size_t i = 0; i < n; i++) {
+        (void)read_once(c[i], queries);
+    }
+    for (int r = 0; r < ROUNDS; r++) {
+        for (size_t i = 0; i < n; i++) {
+            /* short reads are repeated to some milliseconds */
+            double sum = 0;
+            int count = 0;
+            while (sum < 4e-3 && count < 64) {
+                sum += read_once(c[i], queries);
+                count++;
+            }
+            t[i][r] = sum / count;
+        }
+    }
+    for (size_t i = 0; i < n; i++) {
+        seconds[i] = bench_median(t[i], ROUNDS);
+    }
+}
+
+static void open_all(kvs_ctx *ctx, uint64_t tokens, kvs_cache **c)
+{
+    for (size_t i = 0; i < N_CODECS; i++) {
+        c[i] = cache(ctx, &codecs[i].codec, tokens);
+    }
+}
+
+static void close_all(kvs_cache **c)
+{
+    for (size_t i = 0; i < N_CODECS; i++) {
+        kvs_cache_free(c[i]);
+    }
+}
+
+static void decode(uint32_t tiers_off, uint32_t threads, uint64_t tokens)
+{
+    kvs_ctx *ctx = context(threads, tiers_off);
+    kvs_ctx_stats st = KVS_CTX_STATS_INIT;
+    (void)kvs_ctx_get_stats(ctx, &st);
+    kvs_cache *c[N_CODECS];
+    double s[N_CODECS];
+    char what[96];
+    open_all(ctx, tokens, c);
+    time_all(c, N_CODECS, 1, s);
+    double limit = bench_read_rate(threads, (size_t)128 << 20, 5);
+    for (size_t i = 0; i < N_CODECS; i++) {
+        size_t row = kvs_codec_row_bytes(&codecs[i].codec, DIM);
+        double bytes = (double)tokens * 2 * HKV * (double)row;
+        (void)snprintf(what, sizeof what, "decode/%s/%ut/T%lluk/%s", bench_tier_name(st.tiers),
+                       threads, (unsigned long long)(tokens >> 10), codecs[i].name);
+        bench_line(what, bytes / s[i] / 1e9, "GB/s", limit / 1e9);
+        (void)strncat(what, "/vs-bf16", sizeof what - strlen(what) - 1);
+        bench_line(what, s[0] / s[i], "x", 0);
+    }
+    close_all(c);
+    kvs_ctx_free(ctx);
+}
+
+static void window(uint32_t tiers_off, uint32_t threads, uint64_t tokens)
+{
+    kvs_ctx *ctx = context(threads, tiers_off);
+    kvs_ctx_stats st = KVS_CTX_STATS_INIT;
+    (void)kvs_ctx_get_stats(ctx, &st);
+    kvs_cache *c[N_CODECS];
+    double s[N_CODECS];
+    char what[96];
+    open_all(ctx, tokens, c);
+    time_all(c, N_CODECS, BLOCK, s);
+    double peak = bench_fma_peak(st.tiers, threads);
+    /* visible pairs: the block's queries see tokens - 511 .. tokens */
+    double pairs = (double)BLOCK * ((double)tokens - (BLOCK - 1) / 2.0);
+    double flops = pairs * HQ * 2 * 2 * DIM;
+    for (size_t i = 0; i < N_CODECS; i++) {
+        (void)snprintf(what, sizeof what, "window512/%s/%ut/T%lluk/%s", bench_tier_name(st.tiers),
+                       threads, (unsigned long long)(tokens >> 10), codecs[i].name);
+        bench_line(what, flops / s[i] / 1e9, "GFLOP/s", peak / 1e9);
+        (void)strncat(what, "/vs-bf16", sizeof what - strlen(what) - 1);
+        bench_line(what, s[0] / s[i], "x", 0);
+    }
+    close_all(c);
+    kvs_ctx_free(ctx);
+}
+
+static void block(uint32_t tiers_off, uint32_t threads)
+{
+    kvs_ctx *ctx = context(threads, tiers_off);
+    kvs_ctx_stats st = KVS_CTX_STATS_INIT;
+    (void)kvs_ctx_get_stats(ctx, &st);
+    kvs_cache *c[N_CODECS];
+    double one[N_CODECS];
+    double eight[N_CODECS];
+    char what[96];
+    open_all(ctx, 8192, c);
+    time_all(c, N_CODECS, 1, one);
+    time_all(c, N_CODECS, 8, eight);
+    for (size_t i = 0; i < N_CODECS; i++) {
+        (void)snprintf(what, sizeof what, "block8-vs-1/%s/%ut/T8k/%s", bench_tier_name(st.tiers),
+                       threads, codecs[i].name);
+        bench_line(what, eight[i] / one[i], "x", 0);
+    }
+    close_all(c);
+    kvs_ctx_free(ctx);
+}
+
+static atomic_bool stop_busy;
+
+static void *busy_thread(void *arg)
+{
+    (void)arg;
+    volatile uint64_t x = 1;
+    while (!atomic_load_explicit(&stop_busy, memory_order_relaxed)) {
+        for (int i = 0; i < 10000; i++) {
+            x = x * 6364136223846793005u + 1;
+        }
+    }
+    return NULL;
+}
+
+static void busy(uint32_t threads)
+{
+    kvs_ctx *ctx = context(threads, 0);
+    kvs_cache *c[N_CODECS];
+    double calm[N_CODECS];
+    double disturbed[N_CODECS];
+    char what[96];
+    open_all(ctx, 8192, c);
+    time_all(c, N_CODECS, 1, calm);
+    pthread_t id;
+    atomic_store(&stop_busy, false);
+    (void)pthread_create(&id, NULL, busy_thread, NULL);
+    time_all(c, N_CODECS, 1, disturbed);
+    atomic_store(&stop_busy, true);
+    (void)pthread_join(id, NULL);
+    for (size_t i = 0; i < N_CODECS; i++) {
+        (void)snprintf(what, sizeof what, "busy-vs-calm/%ut/T8k/%s", threads, codecs[i].name);
+        bench_line(what, calm[i] / disturbed[i], "x", 0);
+    }
+    close_all(c);
+    kvs_ctx_free(ctx);
+}
+
+static bool wanted(int argc, char **argv, const char *what)
+{
+    bool any = false;
+    for (int i = 1; i < argc; i++) {
+        if (argv[i][0] != '-') {
+            any = true;
+            if (strcmp(argv[i], what) == 0) {
+                return true;
+            }
+        }
+    }
+    return !any;
+}
+
+int main(int argc, char **argv)
+{
+    if (!bench_start("attention", &argc, argv)) {
+        return 2;
+    }
+    bool full = false;
+    for (int i = 1; i < argc; i++) {
+        full = full || strcmp(argv[i], "--full") == 0;
+    }
+    kv_block = malloc((size_t)2 * BLOCK * HKV * DIM * sizeof(float));
+    q = malloc((size_t)BLOCK * HQ * DIM * sizeof(float));
+    out = malloc((size_t)BLOCK * HQ * DIM * sizeof(float));
+    if (!kv_block || !q || !out) {
+        return 1;
+    }
+    fill(kv_block, (size_t)2 * BLOCK * HKV * DIM);
+    fill(q, (size_t)BLOCK * HQ * DIM);
+    uint32_t have = kvs_cpu_tiers();
+    uint32_t off[3] = {0, KVS_TIER_AVX512, KVS_TIER_ALL};
+    for (int i = 0; i < (full ? 3 : 2); i++) {
+        if (i == 1 && !(have & KVS_TIER_AVX512)) {
+            continue; /* the same as i == 0 */
+        }
+        for (uint32_t threads = 1; threads <= 2; threads++) {
+            for (uint64_t t = 1024; wanted(argc, argv, "decode") && t <= 131072; t *= 4) {
+                t = t == 4096 ? 8192 : t;
+                if ((t <= 32768 || full) && (i < 2 || t <= 1024)) {
+                    decode(off[i], threads, t);
+                }
+            }
+            if (wanted(argc, argv, "window") && i < 2) {
+                window(off[i], threads, 2048);
+                window(off[i], threads, 8192);
+            }
+            if (wanted(argc, argv, "block") && i < 2) {
+                block(off[i], threads);
+            }
+        }
+    }
+    if (wanted(argc, argv, "busy")) {
+        busy(2);
+    }
+    return 0;
+}

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: MIT
+# Replays of what MLX, mlx-lm and mlx-optiq answered (tests/golden/README.md). Plain programs, so
+# that they also run where cmocka is not, under an emulator included.
+foreach(name codec attention caches)
+  if(EXISTS ${PROJECT_SOURCE_DIR}/tests/diff/golden_${name}.c)
+    add_executable(golden_${name} ${PROJECT_SOURCE_DIR}/tests/diff/golden_${name}.c $<TARGET_OBJECTS:kvstate_objects>)
+    target_include_directories(golden_${name} PRIVATE include src tests tests/diff)
+    target_compile_definitions(golden_${name} PRIVATE KVS_STATIC
+      KVS_GOLDEN_DIR="${PROJECT_SOURCE_DIR}/tests/golden/mlx")
+    target_link_libraries(golden_${name} PRIVATE kvs_flags Threads::Threads m)
+    add_test(NAME golden_${name} COMMAND golden_${name})
+    set_tests_properties(golden_${name} PROPERTIES LABELS "quick;diff" TIMEOUT 300)
+  endif()
+endforeach()
+
+# The recorded files are the ones that were recorded.
+add_test(NAME golden_hashes COMMAND ${CMAKE_COMMAND} -DFOLDER=${PROJECT_SOURCE_DIR}/tests/golden/mlx
+  -P ${PROJECT_SOURCE_DIR}/tests/golden/check_hashes.cmake)
+set_tests_properties(golden_hashes PROPERTIES LABELS quick)

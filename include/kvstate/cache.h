@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: MIT */
+/* kvstate/cache.h: the attention state of one sequence over all layers of a model.
+ *
+ * A layer's state is a product of three choices: a codec for K and one for V (codec.h), a layout
+ * (grow or ring), and its geometry; any two layers may differ in everything. One kvs_cache is one
+ * row (sequence); a batch is a list of caches, so rows are never padded.
+ *
+ * Positions count tokens from 0 and are absolute: a ring that dropped old tokens keeps counting.
+ * Results of an attention read depend on the visible tokens and the codec alone, never on the
+ * layout, the ring's phase, how tokens were grouped into appends, the number of queries in a call,
+ * threads or CPU. Every failing call leaves the cache as it was. */
+#ifndef KVSTATE_CACHE_H
+#define KVSTATE_CACHE_H
+
+#include "kvstate/codec.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum kvs_layout {
+    KVS_LAYOUT_GROW = 0, /* keeps every token; segments of geometric size, never moved */
+    KVS_LAYOUT_RING = 1  /* keeps `sinks` first tokens and the newest `window`; fixed memory */
+} kvs_layout;
+
+/* One layer. Head dims 16..1024, multiples of 8; K and V apart. */
+typedef struct kvs_layer_spec {
+    size_t struct_size;
+    uint32_t n_kv_heads;
+    uint32_t k_dim;
+    uint32_t v_dim;
+    kvs_codec k;
+    kvs_codec v;
+    kvs_layout layout;
+    /* Newest tokens that a query sees, its own included; 0 (grow only): all. A query at position p
+     * sees j <= p with j > p - window or j < sinks. mlx-lm's RotatingKVCache(max_size, keep) is
+     * window = max_size - keep, sinks = keep. */
+    uint32_t window;
+    uint32_t sinks;
+    /* Ring: the largest block of one append, 1 if 0. A rewind of as many tokens is exact too. */
+    uint32_t max_block;
+    /* Delayed conversion: a query at a position below `dense_until` reads all its keys and values
+     * as `dense_dtype`; later ones read the codecs above. When the length passes it the layer is
+     * converted and the dense copy dropped at the next append. 0: codecs from the first token. */
+    uint32_t dense_until;
+    kvs_dtype dense_dtype;
+} kvs_layer_spec;
+#define KVS_LAYER_SPEC_INIT                                                                        \
+    {                                                                                              \
+        sizeof(kvs_layer_spec), 0, 0, 0, KVS_CODEC_DENSE(KVS_F16), KVS_CODEC_DENSE(KVS_F16),       \
+            KVS_LAYOUT_GROW, 0, 0, 0, 0, KVS_F16                                                   \
+    }
+
+typedef struct kvs_cache_opts {
+    size_t struct_size;
+    uint32_t n_layers;
+    const kvs_layer_spec *layers; /* [n_layers], read during the call only */
+    /* Tokens that grow layers hold without another allocation; 0: start small. */
+    uint64_t reserve_tokens;
+} kvs_cache_opts;
+#define KVS_CACHE_OPTS_INIT                                                                        \
+    {                                                                                              \
+        sizeof(kvs_cache_opts), 0, NULL, 0                                                         \
+    }
+
+typedef struct kvs_cache kvs_cache;
+
+/* What a cache of these options takes from the allocator when each layer holds n_tokens (appended
+ * in blocks within each layer's max_block): exactly what kvs_cache_bytes will say. A layer with
+ * dense_until is counted dense up to there and converted beyond; between the append that converts
+ * it and the next one it holds both. layer_bytes: [n_layers] or NULL. */
+KVS_API kvs_status kvs_cache_plan(const kvs_cache_opts *opts, uint64_t n_tokens,
+                                  size_t *state_bytes, size_t *layer_bytes, kvs_err *err);
+
+/* KVS_E_INVAL / KVS_E_UNSUPPORTED name the layer and the value. Also reserves the context's
+ * attention scratch, so that later reads cannot run out of memory. */
+KVS_API kvs_status kvs_cache_new(kvs_ctx *ctx, const kvs_cache_opts *opts, kvs_cache **out,
+                                 kvs_err *err);
+KVS_API void kvs_cache_free(kvs_cache *cache); /* NULL is fine; views stay valid */
+/* Empties all layers and gives their memory back, except what reserve_tokens asked for. */
+KVS_API kvs_status kvs_cache_clear(kvs_cache *cache, kvs_err *err);
+
+KVS_API uint32_t kvs_cache_n_layers(const kvs_cache *cache);
+/* NULL for a layer out of range. Valid as long as the cache. */
+KVS_API const kvs_layer_spec *kvs_cache_spec(const kvs_cache *cache, uint32_t layer);
+/* Tokens seen, i.e. the position of the next one; -1 for a layer out of range. */
+KVS_API int64_t kvs_cache_length(const kvs_cache *cache, uint32_t layer);
+/* Bytes held from the allocator by one layer, by all with KVS_ALL_LAYERS. */
+#define KVS_ALL_LAYERS UINT32_MAX
+KVS_API size_t kvs_cache_bytes(const kvs_cache *cache, uint32_t layer);
+/* "grow k=q4 v=q8 heads=8 dims=128/128"; length as snprintf. Layers with one signature hold the
+ * same bytes for the same input. */
+KVS_API size_t kvs_cache_signature(const kvs_cache *cache, uint32_t layer, char *dst, size_t n);
+
+/* ---- writing */
+
+/* Keys and values of n_tokens new tokens, position-encoded, element (token t, head h, d) at
+ * t * token_stride + h * head_stride + d; strides in elements, 0: dense [n_tokens][heads][dim]. */
+typedef struct kvs_kv {
+    size_t struct_size;
+    uint32_t n_tokens;
+    kvs_dtype dtype;
+    const void *k;
+    const void *v;
+    size_t k_token_stride;
+    size_t k_head_stride;
+    size_t v_token_stride;
+    size_t v_head_stride;
+} kvs_kv;
+#define KVS_KV_INIT                                                                                \
+    {                                                                                              \
+        sizeof(kvs_kv), 0, KVS_F32, NULL, NULL, 0, 0, 0, 0                                         \
+    }
+
+/* Plan: does all allocation that an append of n_tokens needs, so that the append cannot fail for
+ * memory. Optional; append does it where it was not done. KVS_ALL_LAYERS: all or nothing visible
+ * changes. KVS_E_LIMIT: more than a ring's max_block. */
+KVS_API kvs_status kvs_cache_reserve(kvs_cache *cache, uint32_t layer, uint32_t n_tokens,
+                                     kvs_err *err);
+/* Apply: encodes each new row once and stores it. Cost O(n_tokens). */
+KVS_API kvs_status kvs_cache_append(kvs_cache *cache, uint32_t layer, const kvs_kv *kv,
+                                    kvs_err *err);
+
+/* KVS_OK if the newest n tokens of a layer (of all layers) can be taken back exactly: every token
+ * that a later query may see is still stored. KVS_NO if not; never an approximation. */
+KVS_API kvs_status kvs_cache_can_rewind(const kvs_cache *cache, uint32_t layer, uint64_t n_tokens);
+/* Takes the newest n tokens back: no bytes move. KVS_E_RANGE: more than the length; KVS_E_STATE:
+ * can_rewind says no, the message tells the most that can. With KVS_ALL_LAYERS: all or none. */
+KVS_API kvs_status kvs_cache_rewind(kvs_cache *cache, uint32_t layer, uint64_t n_tokens,
+                                    kvs_err *err);
+
+/* ---- reading: softmax(scale * Q K^T [soft-capped] [+ sink logit in the denominator]) V */
+
+typedef enum kvs_read {
+    KVS_READ_CAUSAL = 0, /* query i of n at position q_pos + i sees what its window allows */
+    KVS_READ_BLOCK = 1,  /* `block` is attended with the stored tokens but not stored; every query
+                            sees all of it and the newest window - 1 stored tokens (and sinks) */
+    KVS_READ_BIDIRECTIONAL = 2 /* causal, or query i and key j both flagged (image tokens) */
+} kvs_read;
+
+typedef struct kvs_attend {
+    size_t struct_size;
+    kvs_read mode;
+    uint32_t n_queries;
+    uint32_t n_q_heads; /* a multiple of n_kv_heads; query head h reads KV head h / (their ratio) */
+    kvs_dtype q_dtype;
+    kvs_dtype out_dtype;
+    const void *q; /* strides as in kvs_kv, 0: dense [n_queries][n_q_heads][k_dim] */
+    size_t q_token_stride;
+    size_t q_head_stride;
+    void *out; /* 0: dense [n_queries][n_q_heads][v_dim]; must not overlap q */
+    size_t out_token_stride;
+    size_t out_head_stride;
+    float scale;              /* of the scores, usually 1 / sqrt(k_dim) */
+    float softcap;            /* 0: none; c: scores become c * tanh(score / c) */
+    const float *sink_logits; /* [n_q_heads] or NULL: one more term in each denominator */
+    /* Position of the first query; -1: the newest n_queries tokens are the queries. */
+    int64_t q_pos;
+    const uint8_t *flags; /* bidirectional: [n_queries], of the tokens q_pos .. q_pos+n_queries-1 */
+    const kvs_kv *block;  /* block read: n_tokens == n_queries */
+} kvs_attend;
+#define KVS_ATTEND_INIT                                                                            \
+    {                                                                                              \
+        sizeof(kvs_attend), KVS_READ_CAUSAL, 0, 0, KVS_F32, KVS_F32, NULL, 0, 0, NULL, 0, 0, 0.0f, \
+            0.0f, NULL, -1, NULL, NULL                                                             \
+    }
+
+/* A query that sees no token gives zeros. Reading an empty layer is KVS_E_STATE, a window of which
+ * a token is no longer stored KVS_E_RANGE, a bidirectional read across dense_until
+ * KVS_E_UNSUPPORTED. NaN and infinities in what a query sees go through to
+ * its output (as the one NaN 0x7fc00000); what it does not see never changes a bit. */
+KVS_API kvs_status kvs_cache_attend(kvs_cache *cache, uint32_t layer, const kvs_attend *desc,
+                                    kvs_err *err);
+
+/* ---- views: reads that outlive later appends (donor layers, drafters) */
+
+/* A view pins the tokens that a layer holds now (the live window of a ring); later appends,
+ * rewinds and the end of the cache don't change it. Writing over pinned tokens copies them first.
+ * Freed by kvs_view_free, before the context. */
+typedef struct kvs_view kvs_view;
+typedef struct kvs_view_info {
+    size_t struct_size;
+    int64_t offset; /* tokens seen when the view was taken */
+    int64_t start;  /* oldest position of the window held; sinks below it come on top */
+    int64_t end;    /* == offset */
+    uint32_t n_sinks;
+    kvs_dtype dtype; /* of dense elements, or of scales */
+    uint64_t width;  /* tokens held: n_sinks + end - start */
+} kvs_view_info;
+#define KVS_VIEW_INFO_INIT                                                                         \
+    {                                                                                              \
+        sizeof(kvs_view_info), 0, 0, 0, 0, KVS_F32, 0                                              \
+    }
+KVS_API kvs_status kvs_view_new(kvs_cache *cache, uint32_t layer, kvs_view **out, kvs_err *err);
+KVS_API void kvs_view_free(kvs_view *view);
+KVS_API kvs_status kvs_view_get_info(const kvs_view *view, kvs_view_info *out);
+/* As kvs_cache_attend, over the pinned tokens; mode causal only. */
+KVS_API kvs_status kvs_view_attend(kvs_view *view, const kvs_attend *desc, kvs_err *err);
+
+/* ---- bytes: spans, export, import, conversion */
+
+/* A run of tokens that lie one after another, borrowed until the next call that changes the layer.
+ * K is stored in tiles of 16 tokens, unit by unit: unit u (dense: element; affine: u32 word of
+ * codes; scales and biases: element) of token slot s of head h is at
+ *     base + h * head_bytes + ((s / 16 * n_units + u) * 16 + s % 16) * unit_bytes
+ * (a strided [heads][slots/16][16][units] array). V rows lie one after another:
+ *     base + h * head_bytes + (s * n_units + u) * unit_bytes. */
+typedef struct kvs_plane {
+    const void *base;
+    size_t head_bytes;
+    uint32_t n_units;
+    uint32_t unit_bytes;
+} kvs_plane;
+typedef struct kvs_span {
+    int64_t first_pos;
+    uint64_t slot; /* of first_pos */
+    uint64_t n_tokens;
+    kvs_plane k[3]; /* codes or elements, scales, biases; base NULL where there is none */
+    kvs_plane v[3];
+} kvs_span;
+/* Spans of positions [begin, end) in time order, positions no longer stored left out. *n_spans is
+ * the number there is; min(cap, that) are written. KVS_E_RANGE: begin > end or end > length. */
+KVS_API kvs_status kvs_cache_spans(const kvs_cache *cache, uint32_t layer, int64_t begin,
+                                   int64_t end, kvs_span *out, uint32_t cap, uint32_t *n_spans,
+                                   kvs_err *err);
+
+/* Planes of n tokens as MLX lays them: [heads][n][units], row-major; pointers may be NULL to leave
+ * a plane out (export) and must be where the codec has the plane (import). */
+typedef struct kvs_planes {
+    size_t struct_size;
+    void *k[3]; /* codes or elements, scales, biases */
+    void *v[3];
+} kvs_planes;
+#define KVS_PLANES_INIT                                                                            \
+    {                                                                                              \
+        sizeof(kvs_planes), {NULL, NULL, NULL},                                                    \
+        {                                                                                          \
+            NULL, NULL, NULL                                                                       \
+        }                                                                                          \
+    }
+/* Copies the stored bytes of positions [begin, begin + n) out; codes never change. KVS_E_RANGE
+ * where one is not stored. */
+KVS_API kvs_status kvs_cache_export(const kvs_cache *cache, uint32_t layer, int64_t begin,
+                                    uint64_t n, const kvs_planes *dst, kvs_err *err);
+/* Appends n tokens of already encoded planes at position `at`: the length, or (ring, and only past
+ * its sinks) a later one: tokens in between count as seen and dropped. */
+KVS_API kvs_status kvs_cache_import(kvs_cache *cache, uint32_t layer, int64_t at, uint64_t n,
+                                    const kvs_planes *src, kvs_err *err);
+/* Oldest stored position that is not a sink, for export of a ring; == length when empty. */
+KVS_API int64_t kvs_cache_oldest(const kvs_cache *cache, uint32_t layer);
+
+/* Re-encodes the live tokens of one layer in other codecs (decoded values, one rounding); the old
+ * storage is freed before the call returns, so at most one layer is held twice. */
+KVS_API kvs_status kvs_cache_convert(kvs_cache *cache, uint32_t layer, const kvs_codec *k,
+                                     const kvs_codec *v, kvs_err *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

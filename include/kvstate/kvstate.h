@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: MIT */
+/* kvstate/kvstate.h: all of libkvstate. */
+#ifndef KVSTATE_KVSTATE_H
+#define KVSTATE_KVSTATE_H
+
+#include "kvstate/base.h"
+#include "kvstate/cache.h"
+#include "kvstate/step.h"
+#include "kvstate/codec.h"
+#include "kvstate/mask.h"
+
+#endif

@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: MIT */
+/* attn_direct.h: qk_direct and pv_direct, which decode in registers; the second part of the body of
+ * the attn_*.c files (see attn_simd.h), included after it. A tier defines
+ *   DIRECT_ROWS, the most rows of a register block, and DIRECT_SHAPES: X(rows, tiles, vectors),
+ *   how many tiles qk_direct and how many vectors of a V row pv_direct take at once.
+ *
+ * The values are those of k_tile and v_rows and the chains those of qk and pv, so the bits are too.
+ * What is saved is the trip through scratch, and decoding overlaps with the products. */
+#ifndef KVS_KERN_ATTN_DIRECT_H
+#define KVS_KERN_ATTN_DIRECT_H
+
+/* out[r] (+)= sum of w[r][..] times what `planes` store. */
+typedef struct direct {
+    float *out;
+    size_t ldo;
+    const float *w;
+    size_t ldw;
+    const kvs__shape *shape;
+    const kvs__planes *planes; /* tiles, one each, or the rows */
+    size_t n;                  /* tiles or tokens */
+} direct;
+
+typedef void (*direct_fn)(const direct *job);
+
+/* Pointers, not multiples of ldw: with them the unrolled code needs no other registers. */
+INLINE void weight_rows(const float *w[], const direct *job, const size_t R)
+{
+    EACH (r, R) {
+        w[r] = job->w + r * job->ldw;
+    }
+}
+
+/* -- scores: R rows by T tiles. Slots beyond the last tile repeat it and are not stored. */
+
+/* x[r][c] += w[r][at] * y[c], column by column with the weights in registers where those are fewer,
+ * otherwise row by row once every y is there: products_begin, then for each c the value of y[c] and
+ * products_column, then products_end. */
+INLINE void products_begin(vf a[], const float *w[], size_t at, const size_t R, const size_t C)
+{
+    if (R <= C) {
+        EACH (r, R) {
+            a[r] = vf_set(w[r][at]);
+        }
+    }
+}
+
+INLINE void products_column(vf x[], const vf a[], const vf y[], size_t c, const size_t R,
+                            const size_t C)
+{
+    if (R <= C) {
+        EACH (r, R) {
+            x[r * C + c] = vf_fma(a[r], y[c], x[r * C + c]);
+        }
+    }
+}
+
+INLINE void products_end(vf x[], const vf y[], const float *w[], size_t at, const size_t R,
+                         const size_t C)
+{
+    if (R > C) {
+        EACH (r, R) {
+            vf a = vf_set(w[r][at]);
+            EACH (c, C) {
+                x[r * C + c] = vf_fma(a, y[c], x[r * C + c]);
+            }
+        }
+    }
+}
+
+INLINE void dense_tiles(vf x[], const direct *job, const kvs__planes *const tile[], kvs_dtype dtype,
+                        const size_t R, const size_t T)
+{
+    const float *w[DIRECT_ROWS];
+    weight_rows(w, job, R);
+    for (size_t d = 0; d < job->shape->dim; d++) {
+        vf a[DIRECT_ROWS];
+        vf y[T_MAX * TILE_VECS];
+        products_begin(a, w, d, R, T * TILE_VECS);
+        EACH (c, T * TILE_VECS) {
+            size_t at = d * KVS__TILE + c % TILE_VECS * VW;
+            y[c] = load_vec(tile[c / TILE_VECS]->data, dtype, at);
+            products_column(x, a, y, c, R, T * TILE_VECS);
+        }
+        products_end(x, y, w, d, R, T * TILE_VECS);
+    }
+}
+
+/* A group's scales and biases of 16 tokens in f32: line[0..15], line[16..31]. Out of line: the
+ * branches on dtype are not worth a copy in every instance. */
+static __attribute__((noinline)) void tile_params(float *line, const kvs__planes *tile,
+                                                  kvs_dtype dtype, size_t g)
+{
+    dense(line, tile->scale, dtype, g * KVS__TILE, KVS__TILE);
+    dense(line + KVS__TILE, tile->bias, dtype, g * KVS__TILE, KVS__TILE);
+}
+
+INLINE void affine_tiles(vf x[], const direct *job, const kvs__planes *const tile[], uint32_t bits,
+                         const size_t R, const size_t T)
+{
+    const kvs__shape *shape = job->shape;
+    const size_t period = code_period(bits);
+    const uint32_t *words[T_MAX];
+    EACH (t, T) {
+        words[t] = tile[t]->data;
+    }
+    const float *w[DIRECT_ROWS];
+    weight_rows(w, job, R);
+    size_t at = 0;
+    for (size_t g = 0; g < shape->dim / shape->group; g++) {
+        float line[T_MAX * 2 * KVS__TILE];
+        EACH (t, T) {
+            tile_params(line + t * 2 * KVS__TILE, tile[t], shape->dtype, g);
+        }
+        for (size_t d = 0; d < shape->group; d += period) {
+            EACH (i, period) {
+                vf a[DIRECT_ROWS];
+                vf y[T_MAX * TILE_VECS];
+                const float *scale = line;
+                if (TIGHT(R * T * TILE_VECS)) {
+                    FORGET(scale);
+                }
+                products_begin(a, w, i, R, T * TILE_VECS);
+                EACH (c, T * TILE_VECS) {
+                    size_t t = c / TILE_VECS;
+                    size_t lane = c % TILE_VECS * VW;
+                    const float *at_lane = scale + t * 2 * KVS__TILE + lane;
+                    vf code = vf_from_u32(k_codes(words[t] + at + lane, bits, i));
+                    y[c] = vf_fma(code, vf_ld(at_lane), vf_ld(at_lane + KVS__TILE));
+                    products_column(x, a, y, c, R, T * TILE_VECS);
+                }
+                products_end(x, y, w, i, R, T * TILE_VECS);
+            }
+            at += period * bits / 32 * KVS__TILE;
+            EACH (r, R) {
+                w[r] += period;
+            }
+        }
+    }
+}
+
+INLINE void direct_tiles(const direct *job, uint32_t bits, kvs_dtype dtype, const size_t R,
+                         const size_t T)
+{
+    for (size_t t0 = 0; t0 < job->n; t0 += T) {
+        const kvs__planes *tile[T_MAX];
+        vf x[DIRECT_ROWS * T_MAX * TILE_VECS];
+        EACH (t, T) {
+            tile[t] = job->planes + (t0 + t < job->n ? t0 + t : job->n - 1);
+        }
+        EACH (i, R * T * TILE_VECS) {
+            x[i] = vf_set(0.0f);
+        }
+        if (bits == 0) {
+            dense_tiles(x, job, tile, dtype, R, T);
+        } else {
+            affine_tiles(x, job, tile, bits, R, T);
+        }
+        EACH (i, R * T * TILE_VECS) {
+            size_t r = i / (T * TILE_VECS);
+            size_t c = i % (T * TILE_VECS);
+            if (t0 + c / TILE_VECS < job->n) {
+                vf_st(job->out + r * job->ldo + t0 * KVS__TILE + c * VW, x[i]);
+            }
+        }
+    }
+}
+
+/* -- outputs: R rows by C vectors of d, over all tokens. */
+
+INLINE void load_acc(vf x[], const direct *job, size_t d, const size_t R, const size_t C)
+{
+    EACH (i, R * C) {
+        x[i] = vf_ld(job->out + i / C * job->ldo + d + i % C * VW);
+    }
+}
+
+INLINE void store_acc(vf x[], const direct *job, size_t d, const size_t R, const size_t C)
+{
+    EACH (i, R * C) {
+        vf_st(job->out + i / C * job->ldo + d + i % C * VW, x[i]);
+    }
+}
+
+INLINE void dense_rows(const direct *job, size_t d, kvs_dtype dtype, const size_t R, const size_t C)
+{
+    const float *w[DIRECT_ROWS];
+    weight_rows(w, job, R);
+    vf x[DIRECT_ROWS * C_MAX];
+    load_acc(x, job, d, R, C);
+    for (size_t j = 0; j < job->n; j++) {
+        vf a[DIRECT_ROWS];
+        vf y[C_MAX];
+        products_begin(a, w, j, R, C);
+        EACH (c, C) {
+            y[c] = load_vec(job->planes->data, dtype, j * job->shape->dim + d + c * VW);
+            products_column(x, a, y, c, R, C);
+        }
+        products_end(x, y, w, j, R, C);
+    }
+    store_acc(x, job, d, R, C);
+}
+
+/* Vectors c0 .. c0 + C - 1 of the blocks of 32 codes at element d; scale and bias: of the group
+ * and token 0. */
+INLINE void affine_rows(const direct *job, size_t d, const float *scale, const float *bias,
+                        uint32_t bits, const size_t R, const size_t C, const size_t c0)
+{
+    size_t stride = job->shape->dim / job->shape->group;
+    size_t row_bytes = (size_t)job->shape->dim * bits / 8;
+    const uint8_t *words = (const uint8_t *)job->planes->data + d * bits / 8;
+    const float *w[DIRECT_ROWS];
+    weight_rows(w, job, R);
+    vf x[DIRECT_ROWS * C_MAX];
+    load_acc(x, job, d + c0 * VW, R, C);
+    for (size_t j = 0; j < job->n; j++, words += row_bytes) {
+        vf a[DIRECT_ROWS];
+        vf y[C_MAX];
+        products_begin(a, w, j, R, C);
+        v_decoder v = v_decoder_of(bits, scale[j * stride], bias[j * stride]);
+        EACH (c, C) {
+            const uint8_t *block = words + (c0 + c) / BLOCK_VECS * bits * 4;
+            y[c] = v_values(&v, block, bits, (c0 + c) % BLOCK_VECS);
+            products_column(x, a, y, c, R, C);
+        }
+        products_end(x, y, w, j, R, C);
+    }
+    store_acc(x, job, d + c0 * VW, R, C);
+}
+
+/* Up to V_RUN tokens. C vectors at once, or 32 elements where groups are shorter than that. */
+INLINE void affine_run(const direct *job, const float *scale, const float *bias, uint32_t bits,
+                       const size_t R, const size_t C)
+{
+    const size_t least = C < BLOCK_VECS ? C : BLOCK_VECS;
+    size_t group = job->shape->group;
+    if (C > BLOCK_VECS && group >= C * VW) {
+        for (size_t d = 0; d < job->shape->dim; d += C * VW) {
+            affine_rows(job, d, scale + d / group, bias + d / group, bits, R, C, 0);
+        }
+        return;
+    }
+    for (size_t d = 0; d < job->shape->dim; d += 32) {
+        UNROLL for (size_t c0 = 0; c0 < BLOCK_VECS; c0 += least)
+        {
+            affine_rows(job, d, scale + d / group, bias + d / group, bits, R, least, c0);
+        }
+    }
+}
+
+INLINE void direct_affine(const direct *job, uint32_t bits, const size_t R, const size_t C)
+{
+    v_params v;
+    for (size_t j = 0; j < job->n; j += V_RUN) {
+        size_t n = job->n - j < V_RUN ? job->n - j : V_RUN;
+        v_widen(&v, job->shape, job->planes, j, n);
+        kvs__planes rows = *job->planes;
+        rows.data = (const uint8_t *)rows.data + j * job->shape->dim * bits / 8;
+        direct run = *job;
+        run.planes = &rows;
+        run.w += j;
+        run.n = n;
+        affine_run(&run, v.scale, v.bias, bits, R, C);
+    }
+}
+
+INLINE void direct_dense(const direct *job, kvs_dtype dtype, const size_t R, const size_t C)
+{
+    size_t dim = job->shape->dim;
+    size_t d = 0;
+    for (; d + C * VW <= dim; d += C * VW) {
+        dense_rows(job, d, dtype, R, C);
+    }
+    for (; d + VW <= dim; d += VW) {
+        dense_rows(job, d, dtype, R, 1);
+    }
+    for (size_t j = 0; j < job->n; j++) {
+        for (size_t i = d; i < dim; i++) {
+            float v = load1(job->planes->data, dtype, j * dim + i);
+            for (size_t r = 0; r < R; r++) {
+                float *sum = job->out + r * job->ldo + i;
+                *sum = fmaf(job->w[r * job->ldw + j], v, *sum);
+            }
+        }
+    }
+}
+
+INLINE void direct_rows(const direct *job, uint32_t bits, kvs_dtype dtype, const size_t R,
+                        const size_t C)
+{
+    if (bits == 0) {
+        direct_dense(job, dtype, R, C);
+    } else {
+        direct_affine(job, bits, R, C);
+    }
+}
+
+/* -- instances: by codec and rows. */
+
+#define CODECS_OF(X, R, T, C)                                                                      \
+    X(f32, 0, KVS_F32, R, T, C)                                                                    \
+    X(f16, 0, KVS_F16, R, T, C)                                                                    \
+    X(bf16, 0, KVS_BF16, R, T, C)                                                                  \
+    X(affine2, 2, KVS_F32, R, T, C)                                                                \
+    X(affine3, 3, KVS_F32, R, T, C)                                                                \
+    X(affine4, 4, KVS_F32, R, T, C)                                                                \
+    X(affine5, 5, KVS_F32, R, T, C)                                                                \
+    X(affine6, 6, KVS_F32, R, T, C)                                                                \
+    X(affine8, 8, KVS_F32, R, T, C)
+
+#define INSTANCE(name, bits, dtype, R, T, C)                                                       \
+    static void qk_##name##_##R(const direct *job)                                                 \
+    {                                                                                              \
+        direct_tiles(job, bits, dtype, R, T);                                                      \
+    }                                                                                              \
+    static void pv_##name##_##R(const direct *job)                                                 \
+    {                                                                                              \
+        direct_rows(job, bits, dtype, R, C);                                                       \
+    }
+#define INSTANCES(R, T, C) CODECS_OF(INSTANCE, R, T, C)
+DIRECT_SHAPES(INSTANCES)
+
+/* [bits, or 9 + dtype where dense][rows] */
+#define CODEC_INDEX(bits, dtype)             ((bits) == 0 ? 9 + (dtype) : (bits))
+#define QK_ENTRY(name, bits, dtype, R, T, C) [CODEC_INDEX(bits, dtype)][R] = qk_##name##_##R,
+#define PV_ENTRY(name, bits, dtype, R, T, C) [CODEC_INDEX(bits, dtype)][R] = pv_##name##_##R,
+#define QK_ENTRIES(R, T, C)                  CODECS_OF(QK_ENTRY, R, T, C)
+#define PV_ENTRIES(R, T, C)                  CODECS_OF(PV_ENTRY, R, T, C)
+static const direct_fn qk_of[12][DIRECT_ROWS + 1] = {DIRECT_SHAPES(QK_ENTRIES)};
+static const direct_fn pv_of[12][DIRECT_ROWS + 1] = {DIRECT_SHAPES(PV_ENTRIES)};
+
+/* Rows are cut evenly into blocks of DIRECT_ROWS at most. */
+static void direct_all(direct job, size_t rows, const direct_fn fn[DIRECT_ROWS + 1])
+{
+    size_t n_blocks = (rows + DIRECT_ROWS - 1) / DIRECT_ROWS;
+    for (; n_blocks > 0; n_blocks--) {
+        size_t take = (rows + n_blocks - 1) / n_blocks;
+        fn[take](&job);
+        job.out += take * job.ldo;
+        job.w += take * job.ldw;
+        rows -= take;
+    }
+}
+
+static void qk_direct(float *s, size_t lds, const float *q, size_t ldq, size_t rows,
+                      const kvs__shape *shape, const kvs__planes *tiles, size_t n_tiles)
+{
+    direct job = {s, lds, q, ldq, shape, tiles, n_tiles};
+    direct_all(job, rows, qk_of[CODEC_INDEX(shape->bits, shape->dtype)]);
+}
+
+static void pv_direct(float *acc, size_t lda, const float *p, size_t ldp, size_t rows,
+                      const kvs__shape *shape, const kvs__planes *v, size_t n)
+{
+    direct job = {acc, lda, p, ldp, shape, v, n};
+    direct_all(job, rows, pv_of[CODEC_INDEX(shape->bits, shape->dtype)]);
+}
+
+static void attn_init(kvs__kern *k)
+{
+    k->k_tile = k_tile;
+    k->v_rows = v_rows;
+    k->qk = qk;
+    k->qk_direct = qk_direct;
+    k->softmax = softmax;
+    k->pv = pv;
+    k->pv_direct = pv_direct;
+    k->merge = merge;
+}
+#endif

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: MIT */
+/* wdispatch.c: builds the tables of wmat.h: the reference first, then each tier overwrites what it
+ * has. Tables are built once and never change. */
+#include <pthread.h>
+
+#include "base/base.h"
+#include "kern/wmat.h"
+
+enum {
+    SET_REF,
+    SET_AVX2,
+    SET_AVX512,
+    SET_NEON,
+    N_SETS
+};
+
+static kvs__wkern tables[N_SETS];
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void build(void)
+{
+    for (int i = 0; i < N_SETS; i++) {
+        kvs__wkern_init_ref(&tables[i]);
+        kvs__wkern_init_vec_ref(&tables[i]);
+    }
+#if defined(__x86_64__)
+    kvs__wkern_init_avx2(&tables[SET_AVX2]);
+    kvs__wkern_init_vec_avx2(&tables[SET_AVX2]);
+    tables[SET_AVX512] = tables[SET_AVX2];
+    kvs__wkern_init_avx512(&tables[SET_AVX512]);
+    kvs__wkern_init_vec_avx512(&tables[SET_AVX512]);
+#elif defined(__aarch64__)
+    kvs__wkern_init_neon(&tables[SET_NEON]);
+    kvs__wkern_init_vec_neon(&tables[SET_NEON]);
+#endif
+}
+
+const kvs__wkern *kvs__wkern_for(uint32_t tiers)
+{
+    (void)pthread_once(&once, build);
+    if (tiers & KVS_TIER_NEON) {
+        return &tables[SET_NEON];
+    }
+    if (tiers & KVS_TIER_AVX512) {
+        return &tables[SET_AVX512];
+    }
+    return &tables[tiers & KVS_TIER_AVX2 ? SET_AVX2 : SET_REF];
+}
+
+size_t kvs__wmat_panel_rows(size_t k)
+{
+    size_t rows = KVS__WPANEL_BYTES / sizeof(float) / (k ? k : 1);
+    rows = rows > KVS__WPANEL_ROWS ? KVS__WPANEL_ROWS : rows;
+    rows = rows / KVS__WTILE_ROWS * KVS__WTILE_ROWS;
+    return rows ? rows : KVS__WTILE_ROWS;
+}
+
+size_t kvs__wmat_scratch(size_t k)
+{
+    /* a panel of at least one tile of whole rows, and the lanes of its outputs for a tile of x */
+    size_t padded = 0;
+    size_t panel = 0;
+    if (!kvs__align_size(k, 32, &padded) ||
+        !kvs__mul_size(padded, KVS__WTILE_ROWS * sizeof(float), &panel)) {
+        return SIZE_MAX;
+    }
+    panel = panel < KVS__WPANEL_BYTES ? KVS__WPANEL_BYTES : panel;
+    size_t total = 0;
+    size_t lanes = (size_t)KVS__WPANEL_ROWS * 8 * 16 * sizeof(float);
+    return kvs__add_size(panel, lanes, &total) ? total : SIZE_MAX;
+}

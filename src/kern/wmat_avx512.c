@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: MIT */
+/* wmat_avx512.c: weights x activations with AVX-512 F, BW, DQ and VL; equals wmat_ref.c bit for bit.
+ *
+ * Codes of up to five bits go through a table: 16 (or twice 16) decoded values in a register, looked
+ * up by vpermps, which heeds only the lowest four bits of an index, so that low nibbles need no
+ * mask. A tile is 6 rows of x by 4 of W: 24 accumulators. */
+#include "kern/wmat_x86.h"
+
+typedef __m512 vec;
+#define VL 16u
+#define vload _mm512_loadu_ps
+#define vstore _mm512_storeu_ps
+#define vzero _mm512_setzero_ps
+#define vfma _mm512_fmadd_ps
+#define TILE_R 6u
+#define TILE_C 4u
+#define FUSED_COLS_1 4
+#define FUSED_COLS_2 4
+#define FUSED_COLS_3 2
+#define FUSED_COLS_4 2
+
+#define TILE_STEP(a, xs, ldx, w, rows)                                                             \
+    do {                                                                                           \
+        vec tw[TILE_C];                                                                            \
+        UNROLL for (unsigned c = 0; c < TILE_C; c++)                                               \
+        {                                                                                          \
+            tw[c] = vload((w) + c * VL);                                                           \
+        }                                                                                          \
+        UNROLL for (unsigned r = 0; r < (rows); r++)                                               \
+        {                                                                                          \
+            vec tx = vload((xs) + r * (ldx));                                                      \
+            HOLD(tx);                                                                              \
+            UNROLL for (unsigned c = 0; c < TILE_C; c++)                                           \
+            {                                                                                      \
+                (a)[r][c] = vfma(tx, tw[c], (a)[r][c]);                                            \
+            }                                                                                      \
+        }                                                                                          \
+    } while (0)
+
+XI void reduce4(float *y, const float *acc)
+{
+    __m512 a = vload(acc);
+    __m512 b = vload(acc + 16);
+    __m512 c = vload(acc + 32);
+    __m512 d = vload(acc + 48);
+    /* i + (i + 8): the four 128-bit parts are a0 a1 b0 b1 */
+    __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+    /* i + (i + 4): one part for each output */
+    __m512 s = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+    s = _mm512_add_ps(s, _mm512_permute_ps(s, 0x4e)); /* i + (i + 2) */
+    s = _mm512_add_ps(s, _mm512_permute_ps(s, 0xb1)); /* i + (i + 1) */
+    __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+    __m128 r = _mm512_castps512_ps128(_mm512_permutexvar_ps(first, s));
+    __mmask8 nan = _mm_cmp_ps_mask(r, r, _CMP_UNORD_Q);
+    _mm_storeu_ps(y, _mm_mask_mov_ps(r, nan, _mm_castsi128_ps(_mm_set1_epi32(0x7fc00000))));
+}
+
+#include "kern/wmat_tile.h"
+
+/* 0, 1, ... 15 */
+XI vec iota(void)
+{
+    return _mm512_setr_ps(0.0f, 1.0f, 2.0f, 3.0f, 4.0f, 5.0f, 6.0f, 7.0f, 8.0f, 9.0f, 10.0f, 11.0f,
+                          12.0f, 13.0f, 14.0f, 15.0f);
+}
+
+XI vec iota_from(float start)
+{
+    return _mm512_add_ps(iota(), _mm512_set1_ps(start));
+}
+
+/* 0, 1, 2, 3 four times: a table for two bits whatever the next two are */
+XI vec iota4(float start)
+{
+    return _mm512_setr_ps(start, start + 1.0f, start + 2.0f, start + 3.0f, start, start + 1.0f,
+                          start + 2.0f, start + 3.0f, start, start + 1.0f, start + 2.0f,
+                          start + 3.0f, start, start + 1.0f, start + 2.0f, start + 3.0f);
+}
+
+XI vec f16_all16(const uint8_t *p)
+{
+    return _mm512_cvtph_ps(_mm256_set1_epi16(ld16(p)));
+}
+
+XI vec all(const float *p)
+{
+    return _mm512_set1_ps(*p);
+}
+
+XI __m512i bytes16(const uint8_t *p)
+{
+    return _mm512_cvtepu8_epi32(ld16b(p));
+}
+
+XI vec look(__m512i at, vec table)
+{
+    return _mm512_permutexvar_ps(at, table);
+}
+
+/* Where a bit of `high` is set, the second table. */
+XI vec look2(__m512i at, __mmask16 high, vec table, vec table_high)
+{
+    return _mm512_mask_permutexvar_ps(look(at, table), high, at, table_high);
+}
+
+/* 16 signed bytes as floats. */
+XI vec widen(__m128i q)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(q));
+}
+
+XI void dec_f32(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    (void)h;
+    (void)s;
+    v[0] = _mm512_castsi512_ps(_mm512_loadu_si512(b));
+    v[1] = _mm512_castsi512_ps(_mm512_loadu_si512(b + 64));
+}
+
+XI void dec_f16(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    (void)h;
+    (void)s;
+    v[0] = _mm512_cvtph_ps(ld32b(b));
+    v[1] = _mm512_cvtph_ps(ld32b(b + 32));
+}
+
+XI void dec_bf16(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    (void)h;
+    (void)s;
+    v[0] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(ld32b(b)), 16));
+    v[1] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(ld32b(b + 32)), 16));
+}
+
+XI void dec_q4_0(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    (void)h;
+    (void)s;
+    vec table = _mm512_mul_ps(f16_all16(b), iota_from(-8.0f));
+    __m512i q = bytes16(b + 2);
+    v[0] = look(q, table);
+    v[1] = look(_mm512_srli_epi32(q, 4), table);
+}
+
+XI void scale_offset(const uint8_t *b, vec *d, vec *m)
+{
+    vec dm = _mm512_cvtph_ps(_mm256_set1_epi32((int)ld32(b)));
+    *d = _mm512_moveldup_ps(dm);
+    *m = _mm512_movehdup_ps(dm);
+}
+
+XI void dec_q4_1(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    (void)h;
+    (void)s;
+    vec d;
+    vec m;
+    scale_offset(b, &d, &m);
+    vec table = _mm512_fmadd_ps(d, iota(), m);
+    __m512i q = bytes16(b + 4);
+    v[0] = look(q, table);
+    v[1] = look(_mm512_srli_epi32(q, 4), table);
+}
+
+XI void five_bits(const uint8_t *high, const uint8_t *q, vec low, vec high_table, vec *v)
+{
+    uint32_t bits = ld32(high);
+    __m512i at = bytes16(q);
+    v[0] = look2(at, (__mmask16)bits, low, high_table);
+    v[1] = look2(_mm512_srli_epi32(at, 4), (__mmask16)(bits >> 16), low, high_table);
+}
+
+XI void dec_q5_0(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    (void)h;
+    (void)s;
+    vec d = f16_all16(b);
+    five_bits(b + 2, b + 6, _mm512_mul_ps(d, iota_from(-16.0f)), _mm512_mul_ps(d, iota()), v);
+}
+
+XI void dec_q5_1(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    (void)h;
+    (void)s;
+    vec d;
+    vec m;
+    scale_offset(b, &d, &m);
+    five_bits(b + 4, b + 8, _mm512_fmadd_ps(d, iota(), m),
+              _mm512_fmadd_ps(d, iota_from(16.0f), m), v);
+}
+
+XI void dec_q8_0(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    (void)h;
+    (void)s;
+    vec d = f16_all16(b);
+    v[0] = _mm512_mul_ps(widen(ld16b(b + 2)), d);
+    v[1] = _mm512_mul_ps(widen(ld16b(b + 18)), d);
+}
+
+XI void dec_q2_k(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    UNROLL for (unsigned i = 0; i < 2; i++)
+    {
+        vec table = _mm512_fmsub_ps(all(h + 2 * s + i), iota4(0.0f), all(h + 16 + 2 * s + i));
+        __m512i q = bytes16(b + 16 + s / 4 * 32 + 16 * i);
+        v[i] = look(_mm512_srli_epi32(q, s % 4 * 2), table);
+    }
+}
+
+XI void dec_q3_k(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    __m128i bit = _mm_set1_epi8((char)(1u << s));
+    UNROLL for (unsigned i = 0; i < 2; i++)
+    {
+        vec d = all(h + 2 * s + i);
+        __m512i q = _mm512_srli_epi32(bytes16(b + 32 + s / 4 * 32 + 16 * i), s % 4 * 2);
+        __mmask16 high = _mm_test_epi8_mask(ld16b(b + 16 * i), bit);
+        v[i] = look2(q, high, _mm512_mul_ps(d, iota4(-4.0f)), _mm512_mul_ps(d, iota4(0.0f)));
+    }
+}
+
+XI __m512i nibbles_k16(const uint8_t *p, unsigned s, unsigned i)
+{
+    __m512i q = bytes16(p + s / 2 * 32 + 16 * i);
+    return s % 2 ? _mm512_srli_epi32(q, 4) : q;
+}
+
+XI void dec_q4_k(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    vec table = _mm512_fmsub_ps(all(h + s), iota(), all(h + 16 + s));
+    v[0] = look(nibbles_k16(b + 16, s, 0), table);
+    v[1] = look(nibbles_k16(b + 16, s, 1), table);
+}
+
+XI void dec_q5_k(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    vec d = all(h + s);
+    vec m = all(h + 16 + s);
+    vec low = _mm512_fmsub_ps(d, iota(), m);
+    vec high = _mm512_fmsub_ps(d, iota_from(16.0f), m);
+    __m128i bit = _mm_set1_epi8((char)(1u << s));
+    v[0] = look2(nibbles_k16(b + 48, s, 0), _mm_test_epi8_mask(ld16b(b + 16), bit), low, high);
+    v[1] = look2(nibbles_k16(b + 48, s, 1), _mm_test_epi8_mask(ld16b(b + 32), bit), low, high);
+}
+
+XI void dec_q6_k(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    __m256i q = bytes_q6_k(b, s);
+    v[0] = _mm512_mul_ps(widen(_mm256_castsi256_si128(q)), all(h + 2 * s));
+    v[1] = _mm512_mul_ps(widen(_mm256_extracti128_si256(q, 1)), all(h + 2 * s + 1));
+}
+
+#include "kern/wmat_types.h"
+
+void kvs__wkern_init_avx512(kvs__wkern *k)
+{
+    k->matmul = matmul;
+    k->dequant = dequant;
+}

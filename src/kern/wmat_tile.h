@@ -1,0 +1,446 @@
+/* SPDX-License-Identifier: MIT */
+/* wmat_tile.h: the loops of matmul that every SIMD tier shares; included once by each wmat_TIER.c.
+ *
+ * The tier has defined before: vec, VL (floats of a vec: 4, 8 or 16), vload, vstore, vzero, vfma
+ * (a * b + c), TILE_R x TILE_C (outputs of a register tile), HOLD (keeps a vector in a register),
+ * reduce4 (four times 16 lanes -> four sums) and, for each type T, hdr_T and dec_T.
+ *
+ * Two ways, one order of operations: a lane is a sequence of fma over ascending k in both.
+ *   few rows of x:  a block is decoded into registers and multiplied at once (fused_rows);
+ *   more rows:      rows of W are decoded once into a panel in the second-level cache, then tiles of
+ *                   TILE_R rows of x by TILE_C rows of W walk at most KVS__WCHUNK elements at a time
+ *                   so that the rows of x stay in the first-level cache; lanes wait in memory.
+ * A panel holds, for each chunk, tiles of TILE_C rows: [pass][k / 16][TILE_C][VL], a pass being VL
+ * of the 16 lanes, so that the inner loop reads one stream. */
+#ifndef KVS_KERN_WMAT_TILE_H
+#define KVS_KERN_WMAT_TILE_H
+
+#include <string.h>
+
+#include "base/base.h"
+#include "kern/wmat.h"
+
+#define AI static inline __attribute__((always_inline))
+#define LANES 16u
+#define PAD 32u
+#define PASSES (LANES / VL)
+#define VECS (PAD / VL)
+#define FUSED_MAX 4u /* most rows of x that go the fused way */
+#define SMALL_ROWS 16u
+#define ROW_STEP 32u /* rows of W whose lanes are reduced together on the fused way */
+#define AHEAD 4096u  /* bytes between use and prefetch */
+#define HDR 32       /* floats of a block's scales: 16 factors, 16 offsets */
+/* n of a panel is padded to a multiple of this: whole tiles and whole reduce4. */
+#define PANEL_ALIGN (TILE_C % 4 ? 12u : 4u)
+
+/* Types of one element per block: the only ones whose rows may end inside a part. */
+#define ONE_ELEM(parts, bytes) ((parts) == 1 && (bytes) % PAD == 0)
+
+/* Scales of a block, computed once for its 32-element parts. */
+typedef void (*hdr_fn)(const uint8_t *b, float *h);
+/* Elements 32 s .. 32 s + 31 of a block. */
+typedef void (*dec_fn)(const uint8_t *b, const float *h, unsigned s, vec *v);
+
+/* n (a multiple of 4) sums of lanes at acc[16 * j] to y, of which n_out exist. */
+AI void reduce(float *y, const float *acc, size_t n, size_t n_out)
+{
+    for (size_t j = 0; j < n; j += 4) {
+        if (j + 4 <= n_out) {
+            reduce4(y + j, acc + j * LANES);
+        } else {
+            float t[4];
+            reduce4(t, acc + j * LANES);
+            for (size_t i = j; i < n_out; i++) {
+                y[i] = t[i - j];
+            }
+        }
+    }
+}
+
+/* Weights are read once, and with several rows side by side no hardware prefetcher sees a stream:
+ * without this, reading Q8_0 from DRAM fell from 24 to 6 GB/s (Zen 5, one core; 1, 2, 4 KiB ahead:
+ * 13, 24, 25 GB/s). A prefetch past the matrix is harmless. */
+AI void prefetch(const uint8_t *p, size_t bytes)
+{
+    UNROLL for (size_t i = 0; i < (bytes + 63) / 64; i++)
+    {
+        PREFETCH((uintptr_t)p + AHEAD + i * 64);
+    }
+}
+
+/* -- fused */
+
+/* One part of 32 elements of `cols` rows of W times `rows` rows of x. */
+AI void fused_part(vec *acc, const vec *v, const float *x, size_t ldx, unsigned rows)
+{
+    UNROLL for (unsigned r = 0; r < rows; r++)
+    {
+        UNROLL for (unsigned i = 0; i < VECS; i++)
+        {
+            vec *a = &acc[r * PASSES + i % PASSES];
+            *a = vfma(vload(x + r * ldx + i * VL), v[i], *a);
+        }
+    }
+}
+
+typedef struct fused_args {
+    const float *x;
+    size_t ldx;
+    const uint8_t *w; /* first of `cols` rows */
+    size_t row_bytes;
+    size_t k;
+    const float *x_tail; /* [rows][PAD], zero-padded; NULL when k is a multiple of PAD */
+    float *lanes;        /* [rows][ROW_STEP][LANES], at the first of `cols` */
+} fused_args;
+
+AI void fused_cols(const fused_args *f, unsigned rows, unsigned cols, hdr_fn hdr, dec_fn dec,
+                   unsigned parts, size_t bytes)
+{
+    vec acc[4][FUSED_MAX * PASSES];
+    UNROLL for (unsigned c = 0; c < cols; c++)
+    {
+        UNROLL for (unsigned i = 0; i < rows * PASSES; i++)
+        {
+            acc[c][i] = vzero();
+        }
+    }
+    size_t n_blocks = f->k / (parts * PAD);
+    const float *x = f->x;
+    const uint8_t *w = f->w;
+    for (size_t b = 0; b < n_blocks; b++, w += bytes) {
+        float h[4][HDR];
+        prefetch(f->w + b * cols * bytes, cols * bytes);
+        UNROLL for (unsigned c = 0; c < cols; c++)
+        {
+            hdr(w + c * f->row_bytes, h[c]);
+        }
+        UNROLL for (unsigned s = 0; s < parts; s++, x += PAD)
+        {
+            UNROLL for (unsigned c = 0; c < cols; c++)
+            {
+                vec v[VECS];
+                dec(w + c * f->row_bytes, h[c], s, v);
+                fused_part(acc[c], v, x, f->ldx, rows);
+            }
+        }
+    }
+    if (ONE_ELEM(parts, bytes) && f->x_tail) {
+        size_t left = f->k % PAD * (bytes / PAD);
+        UNROLL for (unsigned c = 0; c < cols; c++)
+        {
+            uint8_t t[PAD * sizeof(float)] = {0};
+            memcpy(t, w + c * f->row_bytes, left);
+            vec v[VECS];
+            dec(t, NULL, 0, v);
+            fused_part(acc[c], v, f->x_tail, PAD, rows);
+        }
+    }
+    UNROLL for (unsigned c = 0; c < cols; c++)
+    {
+        UNROLL for (unsigned i = 0; i < rows * PASSES; i++)
+        {
+            float *to = f->lanes + (i / PASSES * ROW_STEP + c) * LANES + i % PASSES * VL;
+            vstore(to, acc[c][i]);
+        }
+    }
+}
+
+/* Rows of x whose tail is a copy padded with zeros. */
+static void copy_tails(float *dst, const float *x, size_t ldx, size_t rows, size_t k)
+{
+    size_t left = k % PAD;
+    memset(dst, 0, rows * PAD * sizeof *dst);
+    for (size_t r = 0; r < rows; r++) {
+        memcpy(dst + r * PAD, x + r * ldx + (k - left), left * sizeof *dst);
+    }
+}
+
+AI void fused_rows(float *y, size_t ldy, const float *x, size_t ldx, const kvs__wrows *w,
+                   float *lanes, unsigned rows, unsigned cols, hdr_fn hdr, dec_fn dec,
+                   unsigned parts, size_t bytes)
+{
+    float tails[FUSED_MAX * PAD];
+    bool has_tail = w->k % PAD != 0;
+    if (has_tail) {
+        copy_tails(tails, x, ldx, rows, w->k);
+    }
+    for (size_t j0 = 0; j0 < w->n; j0 += ROW_STEP) {
+        size_t n = w->n - j0 < ROW_STEP ? w->n - j0 : ROW_STEP;
+        fused_args f = {x,    ldx,   w->data + j0 * w->row_bytes, w->row_bytes,
+                        w->k, has_tail ? tails : NULL, lanes};
+        size_t j = 0;
+        for (; j + cols <= n; j += cols) {
+            fused_cols(&f, rows, cols, hdr, dec, parts, bytes);
+            f.w += cols * w->row_bytes;
+            f.lanes += (size_t)cols * LANES;
+        }
+        for (; j < n; j++) {
+            fused_cols(&f, rows, 1, hdr, dec, parts, bytes);
+            f.w += w->row_bytes;
+            f.lanes += LANES;
+        }
+        size_t padded = (n + 3) / 4 * 4;
+        for (unsigned r = 0; r < rows; r++) {
+            float *at = lanes + (size_t)r * ROW_STEP * LANES;
+            memset(at + n * LANES, 0, (padded - n) * LANES * sizeof *at);
+            reduce(y + r * ldy + j0, at, padded, n);
+        }
+    }
+}
+
+/* -- panel */
+
+/* Decodes part of a row, kk elements from block `w`, into row c of a tile. */
+AI void pack_row(float *dst, size_t steps, const uint8_t *w, size_t kk, hdr_fn hdr, dec_fn dec,
+                 unsigned parts, size_t bytes)
+{
+    float *to = dst;
+    for (size_t k = 0; k + parts * PAD <= kk; k += parts * PAD, w += bytes) {
+        float h[HDR];
+        prefetch(w, bytes);
+        hdr(w, h);
+        UNROLL for (unsigned s = 0; s < parts; s++)
+        {
+            vec v[VECS];
+            dec(w, h, s, v);
+            UNROLL for (unsigned i = 0; i < VECS; i++)
+            {
+                size_t at = i % PASSES * steps + i / PASSES;
+                vstore(to + at * TILE_C * VL, v[i]);
+            }
+            to += (size_t)PAD / LANES * TILE_C * VL;
+        }
+    }
+    size_t left = kk % PAD;
+    if (ONE_ELEM(parts, bytes) && left > 0) {
+        uint8_t t[PAD * sizeof(float)] = {0};
+        memcpy(t, w, left * (bytes / PAD));
+        vec v[VECS];
+        dec(t, NULL, 0, v);
+        UNROLL for (unsigned i = 0; i < VECS; i++)
+        {
+            size_t at = i % PASSES * steps + i / PASSES;
+            vstore(to + at * TILE_C * VL, v[i]);
+        }
+    }
+}
+
+static void zero_row(float *dst, size_t steps)
+{
+    for (size_t i = 0; i < steps * PASSES; i++) {
+        vstore(dst + i * TILE_C * VL, vzero());
+    }
+}
+
+/* A whole row in its own order. */
+AI void plain_row(float *dst, const uint8_t *w, size_t n, hdr_fn hdr, dec_fn dec, unsigned parts,
+                  size_t bytes)
+{
+    for (; n >= parts * PAD; n -= parts * PAD, w += bytes) {
+        float h[HDR];
+        hdr(w, h);
+        UNROLL for (unsigned s = 0; s < parts; s++, dst += PAD)
+        {
+            vec v[VECS];
+            dec(w, h, s, v);
+            UNROLL for (unsigned i = 0; i < VECS; i++)
+            {
+                vstore(dst + i * VL, v[i]);
+            }
+        }
+    }
+    if (ONE_ELEM(parts, bytes) && n > 0) {
+        uint8_t t[PAD * sizeof(float)] = {0};
+        memcpy(t, w, n * (bytes / PAD));
+        float out[PAD];
+        vec v[VECS];
+        dec(t, NULL, 0, v);
+        UNROLL for (unsigned i = 0; i < VECS; i++)
+        {
+            vstore(out + i * VL, v[i]);
+        }
+        memcpy(dst, out, n * sizeof *dst);
+    }
+}
+
+/* rows x TILE_C outputs over `steps` times 16 elements. acc rows are `lda` outputs apart. */
+AI void tile(float *acc, size_t lda, const float *x, size_t ldx, const float *panel, size_t steps,
+             bool first, unsigned rows)
+{
+    for (unsigned h = 0; h < PASSES; h++, x += VL, acc += VL) {
+        vec a[TILE_R][TILE_C];
+        UNROLL for (unsigned r = 0; r < rows; r++)
+        {
+            UNROLL for (unsigned c = 0; c < TILE_C; c++)
+            {
+                a[r][c] = first ? vzero() : vload(acc + (r * lda + c) * LANES);
+            }
+        }
+        for (size_t t = 0; t < steps; t++, panel += TILE_C * VL) {
+            TILE_STEP(a, x + t * LANES, ldx, panel, rows);
+        }
+        UNROLL for (unsigned r = 0; r < rows; r++)
+        {
+            UNROLL for (unsigned c = 0; c < TILE_C; c++)
+            {
+                vstore(acc + (r * lda + c) * LANES, a[r][c]);
+            }
+        }
+    }
+}
+
+typedef void (*tile_fn)(float *acc, size_t lda, const float *x, size_t ldx, const float *panel,
+                        size_t steps, bool first);
+#define TILE_FN(rows)                                                                              \
+    static void tile_##rows(float *acc, size_t lda, const float *x, size_t ldx,                    \
+                            const float *panel, size_t steps, bool first)                          \
+    {                                                                                              \
+        tile(acc, lda, x, ldx, panel, steps, first, rows);                                         \
+    }
+
+typedef void (*pack_fn)(float *dst, size_t steps, const uint8_t *w, size_t kk);
+typedef void (*plain_fn)(float *dst, const uint8_t *w, size_t n);
+typedef void (*fused_fn)(float *y, size_t ldy, const float *x, size_t ldx, const kvs__wrows *w,
+                         float *lanes);
+
+typedef struct type_ops {
+    pack_fn pack;
+    plain_fn plain;
+    fused_fn fused[FUSED_MAX];
+} type_ops;
+
+/* parts: 32-element parts of a block; bytes: of parts * 32 elements; colsN: rows of W side by side
+ * for N rows of x, so that enough independent fma are in flight and the registers suffice. */
+#define TYPE_FNS(T, parts, bytes)                                                                  \
+    static void pack_##T(float *dst, size_t steps, const uint8_t *w, size_t kk)                    \
+    {                                                                                              \
+        pack_row(dst, steps, w, kk, hdr_##T, dec_##T, parts, bytes);                               \
+    }                                                                                              \
+    static void plain_##T(float *dst, const uint8_t *w, size_t n)                                  \
+    {                                                                                              \
+        plain_row(dst, w, n, hdr_##T, dec_##T, parts, bytes);                                      \
+    }                                                                                              \
+    FUSED_FN(T, parts, bytes, 1)                                                                   \
+    FUSED_FN(T, parts, bytes, 2)                                                                   \
+    FUSED_FN(T, parts, bytes, 3)                                                                   \
+    FUSED_FN(T, parts, bytes, 4)
+#define FUSED_FN(T, parts, bytes, rows)                                                            \
+    static void fused_##T##_##rows(float *y, size_t ldy, const float *x, size_t ldx,               \
+                                   const kvs__wrows *w, float *lanes)                              \
+    {                                                                                              \
+        fused_rows(y, ldy, x, ldx, w, lanes, rows, FUSED_COLS_##rows, hdr_##T, dec_##T, parts,     \
+                   bytes);                                                                         \
+    }
+#define TYPE_OPS(T, NAME)                                                                          \
+    [KVS__W_##NAME] = {                                                                            \
+        pack_##T, plain_##T, {fused_##T##_1, fused_##T##_2, fused_##T##_3, fused_##T##_4}}
+
+/* Defined by the tier after its TYPE_FNS and TILE_FN. */
+static const type_ops ops[KVS__W_BF16 + 1];
+static const tile_fn tiles[TILE_R];
+
+/* A panel: n rows of W decoded, all of k. */
+typedef struct w_panel {
+    float *data;
+    float *lanes; /* [TILE_R][n_pad][LANES] */
+    size_t n;
+    size_t n_pad;
+    size_t k_full; /* multiple of PAD; the rest of k is one more chunk of PAD elements */
+} w_panel;
+
+static size_t chunk_at(size_t k0, size_t k_full, size_t k)
+{
+    if (k0 == k_full) {
+        return k - k_full;
+    }
+    return k_full - k0 < KVS__WCHUNK ? k_full - k0 : KVS__WCHUNK;
+}
+
+/* Decodes rows j0 .. j0 + n - 1 of W, each from end to end: the order in which they lie. */
+static void pack_panel(const w_panel *p, const kvs__wrows *w, size_t j0)
+{
+    const kvs__wtype_info *info = kvs__wtype_get((uint32_t)w->type);
+    const type_ops *op = &ops[w->type];
+    for (size_t j = 0; j < p->n_pad; j++) {
+        const uint8_t *src = j < p->n ? w->data + (j0 + j) * w->row_bytes : NULL;
+        for (size_t k0 = 0; k0 < w->k;) {
+            size_t kk = chunk_at(k0, p->k_full, w->k);
+            size_t padded = (kk + PAD - 1) / PAD * PAD;
+            float *to = p->data + k0 * p->n_pad + j / TILE_C * TILE_C * padded + j % TILE_C * VL;
+            if (src) {
+                op->pack(to, padded / LANES, src, kk);
+                src += kk / info->block_elems * info->block_bytes;
+            } else {
+                zero_row(to, padded / LANES);
+            }
+            k0 += kk;
+        }
+    }
+}
+
+static void panel_tiles(const w_panel *p, const float *x, size_t ldx, size_t rows, size_t k)
+{
+    float tails[TILE_R * PAD];
+    for (size_t k0 = 0; k0 < k;) {
+        size_t kk = chunk_at(k0, p->k_full, k);
+        size_t padded = (kk + PAD - 1) / PAD * PAD;
+        const float *xs = x + k0;
+        size_t lds = ldx;
+        if (kk % PAD != 0) {
+            copy_tails(tails, x, ldx, rows, k);
+            xs = tails;
+            lds = PAD;
+        }
+        for (size_t j = 0; j < p->n_pad; j += TILE_C) {
+            const float *from = p->data + k0 * p->n_pad + j * padded;
+            tiles[rows - 1](p->lanes + j * LANES, p->n_pad, xs, lds, from, padded / LANES, k0 == 0);
+        }
+        k0 += kk;
+    }
+}
+
+static void panel_rows(float *y, size_t ldy, const float *x, size_t ldx, size_t rows,
+                       const kvs__wrows *w, float *scratch)
+{
+    size_t most = kvs__wmat_panel_rows((w->k + PAD - 1) / PAD * PAD);
+    /* few rows: small panels, so that decoding and multiplying stay in the first-level cache */
+    most = rows <= SMALL_ROWS ? KVS__WTILE_ROWS : most;
+    w_panel p = {.lanes = scratch, .k_full = w->k / PAD * PAD};
+    p.data = scratch + (size_t)TILE_R * KVS__WPANEL_ROWS * LANES;
+    for (size_t j0 = 0; j0 < w->n; j0 += most) {
+        p.n = w->n - j0 < most ? w->n - j0 : most;
+        p.n_pad = (p.n + PANEL_ALIGN - 1) / PANEL_ALIGN * PANEL_ALIGN;
+        pack_panel(&p, w, j0);
+        for (size_t r = 0; r < rows; r += TILE_R) {
+            size_t nr = rows - r < TILE_R ? rows - r : TILE_R;
+            panel_tiles(&p, x + r * ldx, ldx, nr, w->k);
+            for (size_t i = 0; i < nr; i++) {
+                reduce(y + (r + i) * ldy + j0, p.lanes + i * p.n_pad * LANES, p.n_pad, p.n);
+            }
+        }
+    }
+}
+
+static void matmul(float *y, size_t ldy, const float *x, size_t ldx, size_t rows,
+                   const kvs__wrows *w, void *scratch)
+{
+    if (rows == 0 || w->n == 0) {
+        return;
+    }
+    if (w->k == 0) {
+        for (size_t r = 0; r < rows; r++) {
+            memset(y + r * ldy, 0, w->n * sizeof *y);
+        }
+    } else if (rows <= FUSED_MAX) {
+        ops[w->type].fused[rows - 1](y, ldy, x, ldx, w, scratch);
+    } else {
+        panel_rows(y, ldy, x, ldx, rows, w, scratch);
+    }
+}
+
+static void dequant(float *dst, kvs__wtype type, const void *src, size_t n)
+{
+    ops[type].plain(dst, src, n);
+}
+
+#endif

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: MIT */
+/* wmat_types.h: the functions of every weight type and the tile functions, from a tier's hdr_T and
+ * dec_T; included once by each wmat_TIER.c after them. */
+#ifndef KVS_KERN_WMAT_TYPES_H
+#define KVS_KERN_WMAT_TYPES_H
+
+#define hdr_f32 hdr_none
+#define hdr_f16 hdr_none
+#define hdr_bf16 hdr_none
+#define hdr_q4_0 hdr_none
+#define hdr_q4_1 hdr_none
+#define hdr_q5_0 hdr_none
+#define hdr_q5_1 hdr_none
+#define hdr_q8_0 hdr_none
+#define hdr_q5_k hdr_q4_k
+
+TYPE_FNS(f32, 1, 128)
+TYPE_FNS(f16, 1, 64)
+TYPE_FNS(bf16, 1, 64)
+TYPE_FNS(q4_0, 1, 18)
+TYPE_FNS(q4_1, 1, 20)
+TYPE_FNS(q5_0, 1, 22)
+TYPE_FNS(q5_1, 1, 24)
+TYPE_FNS(q8_0, 1, 34)
+TYPE_FNS(q2_k, 8, 84)
+TYPE_FNS(q3_k, 8, 110)
+TYPE_FNS(q4_k, 8, 144)
+TYPE_FNS(q5_k, 8, 176)
+TYPE_FNS(q6_k, 8, 210)
+
+static const type_ops ops[KVS__W_BF16 + 1] = {
+    TYPE_OPS(f32, F32),   TYPE_OPS(f16, F16),   TYPE_OPS(bf16, BF16), TYPE_OPS(q4_0, Q4_0),
+    TYPE_OPS(q4_1, Q4_1), TYPE_OPS(q5_0, Q5_0), TYPE_OPS(q5_1, Q5_1), TYPE_OPS(q8_0, Q8_0),
+    TYPE_OPS(q2_k, Q2_K), TYPE_OPS(q3_k, Q3_K), TYPE_OPS(q4_k, Q4_K), TYPE_OPS(q5_k, Q5_K),
+    TYPE_OPS(q6_k, Q6_K),
+};
+
+TILE_FN(1)
+TILE_FN(2)
+#if TILE_R > 2
+TILE_FN(3)
+TILE_FN(4)
+TILE_FN(5)
+TILE_FN(6)
+#endif
+
+static const tile_fn tiles[TILE_R] = {
+    tile_1,
+    tile_2,
+#if TILE_R > 2
+    tile_3,
+    tile_4,
+    tile_5,
+    tile_6,
+#endif
+};
+
+#endif

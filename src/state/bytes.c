@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: MIT */
+/* bytes.c: stored bytes in and out: spans (borrowed), export and import (copied), and conversion
+ * of a layer to other codecs. Export and import move codes, never values. */
+#include <string.h>
+
+#include "state/layer.h"
+
+static kvs_status check_range(const kvs__layer *l, int64_t begin, int64_t end, kvs_err *err)
+{
+    int64_t len = kvs__layer_len(l);
+    if (begin < 0 || begin > end || end > len) {
+        return kvs__fail(err, KVS_E_RANGE, "state", "positions %lld to %lld of %lld",
+                         (long long)begin, (long long)end, (long long)len);
+    }
+    return KVS_OK;
+}
+
+static void fill_span(const kvs__store *s, const kvs__seg *seg, kvs_span *out)
+{
+    for (int side = 0; side < KVS__SIDES; side++) {
+        const kvs__side *sd = &s->fmt.side[side];
+        kvs_plane *plane = side == KVS__K ? out->k : out->v;
+        for (int p = 0; p < KVS__PLANES; p++) {
+            if (sd->n_units[p]) {
+                plane[p] = (kvs_plane){kvs__seg_at(seg, side, p, 0), seg->head_bytes[side][p],
+                                       sd->n_units[p], sd->unit_bytes[p]};
+            }
+        }
+    }
+}
+
+kvs_status kvs_cache_spans(const kvs_cache *c, uint32_t layer, int64_t begin, int64_t end,
+                           kvs_span *out, uint32_t cap, uint32_t *n_spans, kvs_err *err)
+{
+    kvs__layer *l = NULL;
+    kvs_status st = kvs__cache_layer(c, layer, &l, err);
+    st = st == KVS_OK ? check_range(l, begin, end, err) : st;
+    if (st != KVS_OK) {
+        return st;
+    }
+    if (!n_spans || (cap > 0 && !out)) {
+        return kvs__fail(err, KVS_E_INVAL, "state", "%s is NULL", n_spans ? "out" : "n_spans");
+    }
+    const kvs__store *s = kvs__layer_store(l);
+    uint32_t n = 0;
+    int64_t at = begin;
+    while (at < end) {
+        if (!kvs__store_holds(s, at)) {
+            at = s->lo; /* past the hole between sinks and window */
+            continue;
+        }
+        const kvs__seg *seg = NULL;
+        kvs_span span;
+        memset(&span, 0, sizeof span);
+        span.first_pos = at;
+        span.n_tokens = kvs__store_locate(s, at, (uint64_t)(end - at), &seg, &span.slot);
+        if (n < cap) {
+            fill_span(s, seg, &span);
+            out[n] = span;
+        }
+        n++;
+        at += (int64_t)span.n_tokens;
+    }
+    *n_spans = n;
+    return KVS_OK;
+}
+
+static kvs_status read_planes(const kvs_planes *src, kvs_planes *out, kvs_err *err)
+{
+    if (!src) {
+        return kvs__fail(err, KVS_E_INVAL, "state", "planes is NULL");
+    }
+    return kvs__opts_read(out, sizeof *out, src, "kvs_planes", err);
+}
+
+/* Start of head h's n rows in a caller's plane. */
+static unsigned char *rows_of(const kvs_planes *p, const kvs__fmt *fmt, int side, int plane,
+                              uint32_t head, uint64_t n)
+{
+    unsigned char *base = side == KVS__K ? p->k[plane] : p->v[plane];
+    const kvs__side *s = &fmt->side[side];
+    return base + (size_t)head * n * s->n_units[plane] * s->unit_bytes[plane];
+}
+
+static bool has_plane(const kvs_planes *p, int side, int plane)
+{
+    return (side == KVS__K ? p->k[plane] : p->v[plane]) != NULL;
+}
+
+kvs_status kvs_cache_export(const kvs_cache *c, uint32_t layer, int64_t begin, uint64_t n,
+                            const kvs_planes *dst, kvs_err *err)
+{
+    kvs__layer *l = NULL;
+    kvs_status st = kvs__cache_layer(c, layer, &l, err);
+    kvs_planes p = KVS_PLANES_INIT;
+    st = st == KVS_OK ? read_planes(dst, &p, err) : st;
+    if (st == KVS_OK && n > (uint64_t)INT64_MAX / 2) {
+        st = kvs__fail(err, KVS_E_RANGE, "state", "%llu tokens", (unsigned long long)n);
+    }
+    st = st == KVS_OK ? check_range(l, begin, begin + (int64_t)n, err) : st;
+    if (st != KVS_OK || n == 0) {
+        return st;
+    }
+    const kvs__store *s = kvs__layer_store(l);
+    int64_t end = begin + (int64_t)n;
+    bool whole = begin >= s->lo || end <= (int64_t)s->sinks || s->lo <= (int64_t)s->sinks;
+    if (!whole) {
+        return kvs__fail(err, KVS_E_RANGE, "state",
+                         "positions %lld to %lld: %lld is the oldest stored after %u sinks",
+                         (long long)begin, (long long)end, (long long)s->lo, s->sinks);
+    }
+    for (int side = 0; side < KVS__SIDES; side++) {
+        for (int plane = 0; plane < KVS__PLANES; plane++) {
+            if (s->fmt.side[side].n_units[plane] == 0 || !has_plane(&p, side, plane)) {
+                continue;
+            }
+            for (uint32_t h = 0; h < s->fmt.n_heads; h++) {
+                kvs__store_get_units(s, side, plane, h, begin, n,
+                                     rows_of(&p, &s->fmt, side, plane, h, n));
+            }
+        }
+    }
+    return KVS_OK;
+}
+
+/* The store that takes tokens [at, at + n), or NULL with an error. */
+static kvs__store *import_target(kvs__layer *l, int64_t at, uint64_t n, kvs_err *err)
+{
+    int64_t dense = (int64_t)l->spec.dense_until;
+    if (dense > 0 && at + (int64_t)n <= dense) {
+        return &l->early;
+    }
+    if (dense > 0 && l->early.len > 0 && l->main.len == 0) {
+        (void)kvs__fail(err, KVS_E_UNSUPPORTED, "state",
+                        "import of positions %lld to %lld crosses dense_until %lld", (long long)at,
+                        (long long)at + (long long)n, (long long)dense);
+        return NULL;
+    }
+    return &l->main;
+}
+
+static kvs_status check_import(const kvs__store *s, int64_t at, uint64_t n, const kvs_planes *p,
+                               kvs_err *err)
+{
+    bool ring = s->layout == KVS_LAYOUT_RING;
+    if (at != s->len &&
+        !(ring && at > s->len && at >= (int64_t)s->sinks && s->len >= (int64_t)s->sinks)) {
+        return kvs__fail(err, KVS_E_RANGE, "state", "import at %lld into a layer of %lld tokens",
+                         (long long)at, (long long)s->len);
+    }
+    if (ring && n > s->ring_cap) {
+        return kvs__fail(err, KVS_E_LIMIT, "state", "import of %llu tokens into a ring of %llu",
+                         (unsigned long long)n, (unsigned long long)s->ring_cap);
+    }
+    for (int side = 0; side < KVS__SIDES; side++) {
+        for (int plane = 0; plane < KVS__PLANES; plane++) {
+            uint32_t ub = s->fmt.side[side].unit_bytes[plane];
+            if (ub == 0) {
+                continue;
+            }
+            if (!has_plane(p, side, plane) ||
+                (uintptr_t)rows_of(p, &s->fmt, side, plane, 0, n) % ub) {
+                return kvs__fail(err, KVS_E_INVAL, "state", "plane %s[%d] is missing or misaligned",
+                                 side == KVS__K ? "k" : "v", plane);
+            }
+        }
+    }
+    return KVS_OK;
+}
+
+kvs_status kvs_cache_import(kvs_cache *c, uint32_t layer, int64_t at, uint64_t n,
+                            const kvs_planes *src, kvs_err *err)
+{
+    kvs__layer *l = NULL;
+    kvs_status st = kvs__cache_layer(c, layer, &l, err);
+    kvs_planes p = KVS_PLANES_INIT;
+    st = st == KVS_OK ? read_planes(src, &p, err) : st;
+    if (st != KVS_OK) {
+        return st;
+    }
+    if (at < 0 || at > INT64_MAX / 4 || n == 0 || n > (uint64_t)INT64_MAX / 4) {
+        return kvs__fail(err, KVS_E_RANGE, "state", "import of %llu tokens at %lld",
+                         (unsigned long long)n, (long long)at);
+    }
+    kvs__store *s = import_target(l, at, n, err);
+    if (!s) {
+        return KVS_E_UNSUPPORTED;
+    }
+    st = check_import(s, at, n, &p, err);
+    st = st == KVS_OK ? kvs__store_reserve(c->ctx, s, at, n, err) : st;
+    if (st != KVS_OK) {
+        return st;
+    }
+    if (at > s->len) {
+        kvs__store_jump(s, at);
+    }
+    kvs__store_advance(s, n);
+    for (int side = 0; side < KVS__SIDES; side++) {
+        for (int plane = 0; plane < KVS__PLANES; plane++) {
+            if (s->fmt.side[side].n_units[plane] == 0) {
+                continue;
+            }
+            for (uint32_t h = 0; h < s->fmt.n_heads; h++) {
+                kvs__store_set_units(s, side, plane, h, at, n,
+                                     rows_of(&p, &s->fmt, side, plane, h, n));
+            }
+        }
+    }
+    return KVS_OK;
+}
+
+static bool same_codec(const kvs_codec *a, const kvs_codec *b)
+{
+    return a->bits == b->bits && a->rotate == b->rotate && a->group == b->group &&
+           a->dtype == b->dtype;
+}
+
+kvs_status kvs_cache_convert(kvs_cache *c, uint32_t layer, const kvs_codec *k, const kvs_codec *v,
+                             kvs_err *err)
+{
+    kvs__layer *l = NULL;
+    kvs_status st = kvs__cache_layer(c, layer, &l, err);
+    if (st != KVS_OK) {
+        return st;
+    }
+    if (!k || !v) {
+        return kvs__fail(err, KVS_E_INVAL, "state", "%s is NULL", k ? "v" : "k");
+    }
+    st = kvs_codec_check(k, l->spec.k_dim, err);
+    st = st == KVS_OK ? kvs_codec_check(v, l->spec.v_dim, err) : st;
+    if (st != KVS_OK || (same_codec(k, &l->spec.k) && same_codec(v, &l->spec.v))) {
+        return st;
+    }
+    kvs__layer to = *l;
+    to.spec.k = *k;
+    to.spec.v = *v;
+    kvs__store_init(&to.main, &to.spec, k, v, l->reserve);
+    size_t scratch = 0;
+    if (!kvs__layer_scratch(&to, kvs__ctx_threads(c->ctx), &scratch)) {
+        return kvs__fail(err, KVS_E_RANGE, "state", "layer %u: scratch overflows", layer);
+    }
+    st = kvs__ctx_scratch_reserve(c->ctx, scratch, err);
+    if (st == KVS_OK && l->main.n_segs > 0) {
+        uint64_t n = (uint64_t)l->main.len;
+        st = kvs__store_reserve(c->ctx, &to.main, 0, n ? n : 1, err);
+    }
+    if (st != KVS_OK) {
+        kvs__store_drop(c->ctx, &to.main);
+        return st;
+    }
+    if (l->main.len > 0) {
+        kvs__store_transcode(c->ctx, &to.main, &l->main);
+    }
+    kvs__store_drop(c->ctx, &l->main);
+    *l = to;
+    return KVS_OK;
+}

@@ -1,0 +1,469 @@
+/* SPDX-License-Identifier: MIT */
+/* cache.c: the public calls on a cache: plans, life cycle, append, rewind, read. All checks of
+ * input happen here or in what it calls first; nothing changes before they have passed. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "state/layer.h"
+
+#define MAX_HEADS  65536u
+#define MAX_LAYERS 65536u
+#define MAX_WINDOW (1u << 30)
+
+static kvs_status check_layer_shape(const kvs_layer_spec *s, uint32_t i, kvs_err *err)
+{
+    if (s->n_kv_heads == 0 || s->n_kv_heads > MAX_HEADS) {
+        return kvs__fail(err, KVS_E_INVAL, "state", "layer %u: n_kv_heads %u is not in 1..%u", i,
+                         s->n_kv_heads, MAX_HEADS);
+    }
+    if ((unsigned)s->layout > KVS_LAYOUT_RING) {
+        return kvs__fail(err, KVS_E_INVAL, "state", "layer %u: layout %d is none of kvs_layout", i,
+                         (int)s->layout);
+    }
+    if (s->layout == KVS_LAYOUT_RING && s->window == 0) {
+        return kvs__fail(err, KVS_E_INVAL, "state", "layer %u: a ring needs a window", i);
+    }
+    if (s->window > MAX_WINDOW || s->sinks > MAX_WINDOW || s->max_block > MAX_WINDOW) {
+        return kvs__fail(err, KVS_E_RANGE, "state",
+                         "layer %u: window %u, sinks %u or max_block %u is above %u", i, s->window,
+                         s->sinks, s->max_block, MAX_WINDOW);
+    }
+    if (s->sinks > 0 && s->window == 0) {
+        return kvs__fail(err, KVS_E_INVAL, "state",
+                         "layer %u: %u sinks without a window have no effect", i, s->sinks);
+    }
+    return KVS_OK;
+}
+
+static kvs_status check_side(const kvs_codec *codec, uint32_t dim, const char *side, uint32_t i,
+                             kvs_err *err)
+{
+    kvs_err inner = {KVS_OK, 0, "", ""};
+    kvs_status st = kvs_codec_check(codec, dim, &inner);
+    if (st == KVS_OK) {
+        return KVS_OK;
+    }
+    return kvs__fail(err, st, "state", "layer %u %s: %.180s", i, side, inner.msg);
+}
+
+static kvs_status check_spec(const kvs_layer_spec *s, uint32_t i, kvs_err *err)
+{
+    kvs_status st = check_layer_shape(s, i, err);
+    st = st == KVS_OK ? check_side(&s->k, s->k_dim, "K", i, err) : st;
+    st = st == KVS_OK ? check_side(&s->v, s->v_dim, "V", i, err) : st;
+    if (st == KVS_OK && s->dense_until > 0) {
+        kvs_codec dense = KVS_CODEC_DENSE(s->dense_dtype);
+        st = check_side(&dense, s->k_dim, "dense", i, err);
+    }
+    return st;
+}
+
+/* Reads spec i of an array whose elements have the caller's struct_size. */
+static kvs_status read_spec(const kvs_cache_opts *o, uint32_t i, kvs_layer_spec *out, kvs_err *err)
+{
+    size_t stride = o->layers->struct_size;
+    const unsigned char *at = (const unsigned char *)o->layers + (size_t)i * stride;
+    kvs_layer_spec s = KVS_LAYER_SPEC_INIT;
+    size_t given = 0;
+    memcpy(&given, at, sizeof given);
+    if (given != stride) {
+        return kvs__fail(err, KVS_E_INVAL, "state",
+                         "layer %u: struct_size %zu differs from layer 0's %zu", i, given, stride);
+    }
+    kvs_status st = kvs__opts_read(&s, sizeof s, at, "kvs_layer_spec", err);
+    st = st == KVS_OK ? check_spec(&s, i, err) : st;
+    *out = s;
+    return st;
+}
+
+static void layer_init(kvs__layer *l, const kvs_layer_spec *spec, uint64_t reserve)
+{
+    memset(l, 0, sizeof *l);
+    l->spec = *spec;
+    l->reserve = reserve;
+    kvs__store_init(&l->main, spec, &spec->k, &spec->v, reserve);
+    if (spec->dense_until > 0) {
+        kvs_codec dense = KVS_CODEC_DENSE(spec->dense_dtype);
+        uint64_t most = reserve < spec->dense_until ? reserve : spec->dense_until;
+        kvs__store_init(&l->early, spec, &dense, &dense, most);
+    }
+}
+
+static kvs_status read_opts(const kvs_cache_opts *opts, kvs_cache_opts *o, kvs_err *err)
+{
+    if (!opts) {
+        return kvs__fail(err, KVS_E_INVAL, "state", "opts is NULL");
+    }
+    kvs_status st = kvs__opts_read(o, sizeof *o, opts, "kvs_cache_opts", err);
+    if (st != KVS_OK) {
+        return st;
+    }
+    if (o->n_layers == 0 || o->n_layers > MAX_LAYERS || !o->layers) {
+        return kvs__fail(err, KVS_E_INVAL, "state", "n_layers %u (1..%u) or layers %s", o->n_layers,
+                         MAX_LAYERS, o->layers ? "is out of range" : "is NULL");
+    }
+    if (o->reserve_tokens > (uint64_t)INT64_MAX / 4) {
+        return kvs__fail(err, KVS_E_RANGE, "state", "reserve_tokens %llu is too large",
+                         (unsigned long long)o->reserve_tokens);
+    }
+    return KVS_OK;
+}
+
+/* Tokens that the layer's segments have room for once it holds n: the reservation at least. */
+static uint64_t planned_tokens(const kvs__store *s, uint64_t reserve, uint64_t n)
+{
+    return s->layout == KVS_LAYOUT_GROW && reserve > n ? reserve : n;
+}
+
+static bool layer_planned(const kvs__layer *l, uint64_t n, size_t *bytes)
+{
+    const kvs__store *s = &l->main;
+    uint64_t reserve = l->reserve;
+    if (l->spec.dense_until > 0 && n <= l->spec.dense_until) {
+        s = &l->early;
+        reserve = reserve < l->spec.dense_until ? reserve : l->spec.dense_until;
+    }
+    *bytes = 0;
+    uint64_t tokens = planned_tokens(s, reserve, n);
+    return tokens == 0 || kvs__store_planned(s, tokens, bytes);
+}
+
+static size_t head_bytes(uint32_t n_layers)
+{
+    return sizeof(kvs_cache) + n_layers * sizeof(kvs__layer);
+}
+
+kvs_status kvs_cache_plan(const kvs_cache_opts *opts, uint64_t n_tokens, size_t *state_bytes,
+                          size_t *layer_bytes, kvs_err *err)
+{
+    kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
+    kvs_status st = read_opts(opts, &o, err);
+    if (st != KVS_OK) {
+        return st;
+    }
+    if (n_tokens > (uint64_t)INT64_MAX / 4) {
+        return kvs__fail(err, KVS_E_RANGE, "state", "%llu tokens are too many",
+                         (unsigned long long)n_tokens);
+    }
+    size_t sum = head_bytes(o.n_layers);
+    for (uint32_t i = 0; i < o.n_layers; i++) {
+        kvs_layer_spec spec;
+        st = read_spec(&o, i, &spec, err);
+        if (st != KVS_OK) {
+            return st;
+        }
+        kvs__layer l;
+        layer_init(&l, &spec, o.reserve_tokens);
+        size_t bytes = 0;
+        if (!layer_planned(&l, n_tokens, &bytes) || !kvs__add_size(sum, bytes, &sum)) {
+            return kvs__fail(err, KVS_E_RANGE, "state",
+                             "layer %u: %llu tokens overflow the address space", i,
+                             (unsigned long long)n_tokens);
+        }
+        if (layer_bytes) {
+            layer_bytes[i] = bytes;
+        }
+    }
+    if (state_bytes) {
+        *state_bytes = sum;
+    }
+    return KVS_OK;
+}
+
+/* The memory that a layer holds while empty. */
+static kvs_status reserve_first(kvs_ctx *ctx, kvs__layer *l, kvs_err *err)
+{
+    kvs__store *s = l->spec.dense_until > 0 ? &l->early : &l->main;
+    if (s->layout != KVS_LAYOUT_GROW || l->reserve == 0 || s->n_segs > 0) {
+        return KVS_OK;
+    }
+    return kvs__store_reserve(ctx, s, 0, s->first_cap, err);
+}
+
+static kvs_status init_layers(kvs_cache *c, const kvs_cache_opts *o, kvs_err *err)
+{
+    size_t scratch = 0;
+    for (uint32_t i = 0; i < o->n_layers; i++) {
+        kvs_layer_spec spec;
+        kvs_status st = read_spec(o, i, &spec, err);
+        if (st != KVS_OK) {
+            return st;
+        }
+        layer_init(&c->layer[i], &spec, o->reserve_tokens);
+        st = reserve_first(c->ctx, &c->layer[i], err);
+        if (st != KVS_OK) {
+            return st;
+        }
+        size_t n = 0;
+        if (!kvs__layer_scratch(&c->layer[i], kvs__ctx_threads(c->ctx), &n)) {
+            return kvs__fail(err, KVS_E_RANGE, "state", "layer %u: scratch overflows", i);
+        }
+        scratch = n > scratch ? n : scratch;
+    }
+    return kvs__ctx_scratch_reserve(c->ctx, scratch, err);
+}
+
+kvs_status kvs_cache_new(kvs_ctx *ctx, const kvs_cache_opts *opts, kvs_cache **out, kvs_err *err)
+{
+    if (!ctx || !out) {
+        return kvs__fail(err, KVS_E_INVAL, "state", "%s is NULL", ctx ? "out" : "ctx");
+    }
+    *out = NULL;
+    kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
+    kvs_status st = read_opts(opts, &o, err);
+    if (st != KVS_OK) {
+        return st;
+    }
+    kvs_cache *c = kvs__calloc(ctx, 1, sizeof *c);
+    if (!c) {
+        return kvs__nomem(err, "state", sizeof *c);
+    }
+    c->ctx = ctx;
+    c->layer = kvs__calloc(ctx, o.n_layers, sizeof *c->layer);
+    if (!c->layer) {
+        kvs_cache_free(c);
+        return kvs__nomem(err, "state", o.n_layers * sizeof *c->layer);
+    }
+    c->n_layers = o.n_layers;
+    st = init_layers(c, &o, err);
+    if (st != KVS_OK) {
+        kvs_cache_free(c);
+        return st;
+    }
+    *out = c;
+    return KVS_OK;
+}
+
+void kvs_cache_free(kvs_cache *c)
+{
+    if (!c) {
+        return;
+    }
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        kvs__store_drop(c->ctx, &c->layer[i].main);
+        kvs__store_drop(c->ctx, &c->layer[i].early);
+    }
+    kvs__free(c->ctx, c->layer, c->n_layers * sizeof *c->layer);
+    kvs__free(c->ctx, c, sizeof *c);
+}
+
+/* Empties a store but for a reserved first segment that no view pins. */
+static void empty_store(kvs_ctx *ctx, kvs__layer *l, kvs__store *s)
+{
+    bool keep = l->reserve > 0 && s->layout == KVS_LAYOUT_GROW && s->n_segs > 0 &&
+                s->seg[0]->refs == 1 && s == (l->spec.dense_until > 0 ? &l->early : &l->main);
+    if (!keep) {
+        kvs__store_drop(ctx, s);
+        return;
+    }
+    for (uint32_t i = 1; i < s->n_segs; i++) {
+        kvs__seg_unref(ctx, s->seg[i]);
+        s->seg[i] = NULL;
+    }
+    s->n_segs = 1;
+    s->len = 0;
+    s->lo = 0;
+}
+
+kvs_status kvs_cache_clear(kvs_cache *c, kvs_err *err)
+{
+    if (!c) {
+        return kvs__fail(err, KVS_E_INVAL, "state", "cache is NULL");
+    }
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        kvs__layer *l = &c->layer[i];
+        empty_store(c->ctx, l, &l->main);
+        empty_store(c->ctx, l, &l->early);
+    }
+    return KVS_OK;
+}
+
+kvs_status kvs__cache_layer(const kvs_cache *c, uint32_t layer, kvs__layer **out, kvs_err *err)
+{
+    *out = NULL;
+    if (!c) {
+        return kvs__fail(err, KVS_E_INVAL, "state", "cache is NULL");
+    }
+    if (layer >= c->n_layers) {
+        return kvs__fail(err, KVS_E_RANGE, "state", "layer %u of a cache of %u layers", layer,
+                         c->n_layers);
+    }
+    *out = &c->layer[layer];
+    return KVS_OK;
+}
+
+uint32_t kvs_cache_n_layers(const kvs_cache *c)
+{
+    return c ? c->n_layers : 0;
+}
+
+const kvs_layer_spec *kvs_cache_spec(const kvs_cache *c, uint32_t layer)
+{
+    return c && layer < c->n_layers ? &c->layer[layer].spec : NULL;
+}
+
+int64_t kvs_cache_length(const kvs_cache *c, uint32_t layer)
+{
+    return c && layer < c->n_layers ? kvs__layer_len(&c->layer[layer]) : -1;
+}
+
+int64_t kvs_cache_oldest(const kvs_cache *c, uint32_t layer)
+{
+    return c && layer < c->n_layers ? kvs__layer_store(&c->layer[layer])->lo : -1;
+}
+
+size_t kvs_cache_bytes(const kvs_cache *c, uint32_t layer)
+{
+    if (!c || (layer >= c->n_layers && layer != KVS_ALL_LAYERS)) {
+        return 0;
+    }
+    size_t sum = layer == KVS_ALL_LAYERS ? head_bytes(c->n_layers) : 0;
+    for (uint32_t i = 0; i < c->n_layers; i++) {
+        if (layer == KVS_ALL_LAYERS || layer == i) {
+            sum += kvs__store_bytes(&c->layer[i].main) + kvs__store_bytes(&c->layer[i].early);
+        }
+    }
+    return sum;
+}
+
+size_t kvs_cache_signature(const kvs_cache *c, uint32_t layer, char *dst, size_t n)
+{
+    if (n > 0) {
+        dst[0] = '\0';
+    }
+    if (!c || layer >= c->n_layers) {
+        return 0;
+    }
+    const kvs_layer_spec *s = &c->layer[layer].spec;
+    char k[48];
+    char v[48];
+    char layout[96] = "grow";
+    (void)kvs_codec_name(&s->k, k, sizeof k);
+    (void)kvs_codec_name(&s->v, v, sizeof v);
+    if (s->layout == KVS_LAYOUT_RING) {
+        (void)snprintf(layout, sizeof layout, "ring window=%u sinks=%u", s->window, s->sinks);
+    } else if (s->window > 0) {
+        (void)snprintf(layout, sizeof layout, "grow window=%u sinks=%u", s->window, s->sinks);
+    }
+    char dense[48] = "";
+    if (s->dense_until > 0) {
+        kvs_codec d = KVS_CODEC_DENSE(s->dense_dtype);
+        char name[16];
+        (void)kvs_codec_name(&d, name, sizeof name);
+        (void)snprintf(dense, sizeof dense, " %s<%u", name, s->dense_until);
+    }
+    int len = snprintf(dst, n, "%s k=%s v=%s%s heads=%u dims=%u/%u", layout, k, v, dense,
+                       s->n_kv_heads, s->k_dim, s->v_dim);
+    return len < 0 ? 0 : (size_t)len;
+}
+
+/* Layers a call on `layer` means: [*first, *end). */
+static kvs_status layer_range(const kvs_cache *c, uint32_t layer, uint32_t *first, uint32_t *end,
+                              kvs_err *err)
+{
+    kvs__layer *l = NULL;
+    *first = 0;
+    *end = c ? c->n_layers : 0;
+    if (c && layer == KVS_ALL_LAYERS) {
+        return KVS_OK;
+    }
+    *first = layer;
+    *end = layer + 1;
+    return kvs__cache_layer(c, layer, &l, err);
+}
+
+kvs_status kvs_cache_reserve(kvs_cache *c, uint32_t layer, uint32_t n_tokens, kvs_err *err)
+{
+    uint32_t first = 0;
+    uint32_t end = 0;
+    kvs_status st = layer_range(c, layer, &first, &end, err);
+    for (uint32_t i = first; st == KVS_OK && i < end; i++) {
+        st = kvs__layer_reserve(c->ctx, &c->layer[i], n_tokens, err);
+    }
+    return st;
+}
+
+kvs_status kvs_cache_append(kvs_cache *c, uint32_t layer, const kvs_kv *kv, kvs_err *err)
+{
+    kvs__layer *l = NULL;
+    kvs_status st = kvs__cache_layer(c, layer, &l, err);
+    if (st != KVS_OK) {
+        return st;
+    }
+    if (!kv) {
+        return kvs__fail(err, KVS_E_INVAL, "state", "kv is NULL");
+    }
+    kvs_kv in = KVS_KV_INIT;
+    st = kvs__opts_read(&in, sizeof in, kv, "kvs_kv", err);
+    st = st == KVS_OK ? kvs__kv_check(&in, "kv", err) : st;
+    return st == KVS_OK ? kvs__layer_append(c->ctx, l, &in, err) : st;
+}
+
+kvs_status kvs_cache_can_rewind(const kvs_cache *c, uint32_t layer, uint64_t n_tokens)
+{
+    uint32_t first = 0;
+    uint32_t end = 0;
+    kvs_status st = layer_range(c, layer, &first, &end, NULL);
+    for (uint32_t i = first; st == KVS_OK && i < end; i++) {
+        st = kvs__layer_can_rewind(&c->layer[i], n_tokens) ? KVS_OK : KVS_NO;
+    }
+    return st;
+}
+
+/* The greatest m <= n that can be taken back; what can't grow again by taking back more. */
+static uint64_t most_rewind(const kvs__layer *l, uint64_t n)
+{
+    uint64_t lo = 0;
+    uint64_t hi = n;
+    while (lo < hi) {
+        uint64_t mid = lo + (hi - lo + 1) / 2;
+        if (kvs__layer_can_rewind(l, mid)) {
+            lo = mid;
+        } else {
+            hi = mid - 1;
+        }
+    }
+    return lo;
+}
+
+kvs_status kvs_cache_rewind(kvs_cache *c, uint32_t layer, uint64_t n_tokens, kvs_err *err)
+{
+    uint32_t first = 0;
+    uint32_t end = 0;
+    kvs_status st = layer_range(c, layer, &first, &end, err);
+    for (uint32_t i = first; st == KVS_OK && i < end; i++) {
+        const kvs__layer *l = &c->layer[i];
+        int64_t len = kvs__layer_len(l);
+        if (n_tokens > (uint64_t)len) {
+            return kvs__fail(err, KVS_E_RANGE, "state",
+                             "layer %u: rewind of %llu tokens, %lld are held", i,
+                             (unsigned long long)n_tokens, (long long)len);
+        }
+        if (!kvs__layer_can_rewind(l, n_tokens)) {
+            return kvs__fail(err, KVS_E_STATE, "state",
+                             "layer %u: rewind of %llu tokens is not exact, at most %llu are", i,
+                             (unsigned long long)n_tokens,
+                             (unsigned long long)most_rewind(l, n_tokens));
+        }
+    }
+    for (uint32_t i = first; st == KVS_OK && i < end; i++) {
+        kvs__layer_rewind(c->ctx, &c->layer[i], n_tokens);
+    }
+    return st;
+}
+
+kvs_status kvs_cache_attend(kvs_cache *c, uint32_t layer, const kvs_attend *desc, kvs_err *err)
+{
+    kvs__layer *l = NULL;
+    kvs_status st = kvs__cache_layer(c, layer, &l, err);
+    if (st != KVS_OK) {
+        return st;
+    }
+    if (!desc) {
+        return kvs__fail(err, KVS_E_INVAL, "state", "desc is NULL");
+    }
+    kvs_attend d = KVS_ATTEND_INIT;
+    st = kvs__opts_read(&d, sizeof d, desc, "kvs_attend", err);
+    return st == KVS_OK ? kvs__layer_attend(c->ctx, l, &d, err) : st;
+}

@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: MIT */
+/* layer.c: append, rewind and read of one layer, with the delayed conversion of layer.h. */
+#include "state/layer.h"
+
+#include <string.h>
+
+static bool delayed(const kvs__layer *l)
+{
+    return l->spec.dense_until > 0;
+}
+
+static int64_t dense_until(const kvs__layer *l)
+{
+    return (int64_t)l->spec.dense_until;
+}
+
+const kvs__store *kvs__layer_store(const kvs__layer *l)
+{
+    return delayed(l) && l->main.len == 0 ? &l->early : &l->main;
+}
+
+int64_t kvs__layer_len(const kvs__layer *l)
+{
+    return kvs__layer_store(l)->len;
+}
+
+bool kvs__layer_scratch(const kvs__layer *l, uint32_t n_threads, size_t *bytes)
+{
+    size_t most = 0;
+    for (int i = 0; i < (delayed(l) ? 2 : 1); i++) {
+        const kvs__fmt *fmt = i ? &l->early.fmt : &l->main.fmt;
+        size_t a = 0;
+        size_t w = 0;
+        if (!kvs__attend_scratch_bytes(fmt, n_threads, &a) ||
+            !kvs__write_scratch_bytes(fmt, n_threads, &w)) {
+            return false;
+        }
+        most = a > most ? a : most;
+        most = w > most ? w : most;
+    }
+    *bytes = most;
+    return true;
+}
+
+/* Parts of an append of n tokens: `dense` go to early, `rest` to main alone. */
+typedef struct append_plan {
+    uint64_t dense;
+    uint64_t rest;
+    bool cross; /* main is filled from early before the rest is written */
+} append_plan;
+
+static append_plan plan_append(const kvs__layer *l, uint64_t n)
+{
+    append_plan p = {0, n, false};
+    int64_t len = kvs__layer_len(l);
+    if (!delayed(l) || l->main.len > 0) {
+        return p;
+    }
+    int64_t room = dense_until(l) - len;
+    p.dense = room < (int64_t)n ? (uint64_t)room : n;
+    p.rest = n - p.dense;
+    p.cross = p.rest > 0;
+    return p;
+}
+
+kvs_status kvs__layer_reserve(kvs_ctx *ctx, kvs__layer *l, uint64_t n, kvs_err *err)
+{
+    uint64_t most = l->spec.max_block ? l->spec.max_block : 1;
+    if (l->spec.layout == KVS_LAYOUT_RING && n > most) {
+        return kvs__fail(err, KVS_E_LIMIT, "state",
+                         "a block of %llu tokens exceeds the ring's max_block %llu",
+                         (unsigned long long)n, (unsigned long long)most);
+    }
+    int64_t len = kvs__layer_len(l);
+    if (n > (uint64_t)(INT64_MAX / 4) || len > INT64_MAX / 4) {
+        return kvs__fail(err, KVS_E_RANGE, "state", "%llu tokens are too many",
+                         (unsigned long long)n);
+    }
+    append_plan p = plan_append(l, n);
+    kvs_status st = KVS_OK;
+    if (p.dense) {
+        st = kvs__store_reserve(ctx, &l->early, len, p.dense, err);
+    }
+    if (st == KVS_OK && p.cross) {
+        st = kvs__store_reserve(ctx, &l->main, 0, (uint64_t)len + n, err);
+    } else if (st == KVS_OK && p.rest) {
+        st = kvs__store_reserve(ctx, &l->main, len, p.rest, err);
+    }
+    return st;
+}
+
+kvs_status kvs__kv_check(const kvs_kv *kv, const char *what, kvs_err *err)
+{
+    if (!kv->k || !kv->v) {
+        return kvs__fail(err, KVS_E_INVAL, "state", "%s.%s is NULL", what, kv->k ? "v" : "k");
+    }
+    if (kv->n_tokens == 0 || kv->n_tokens > INT32_MAX) {
+        return kvs__fail(err, KVS_E_INVAL, "state", "%s.n_tokens is %u", what, kv->n_tokens);
+    }
+    if (kv->dtype != KVS_F32 && kv->dtype != KVS_F16 && kv->dtype != KVS_BF16) {
+        return kvs__fail(err, KVS_E_INVAL, "state", "%s.dtype %d is no kvs_dtype", what,
+                         (int)kv->dtype);
+    }
+    return KVS_OK;
+}
+
+static void write_tokens(kvs_ctx *ctx, kvs__store *s, int64_t at, uint64_t n, const kvs_kv *kv,
+                         int64_t kv_pos)
+{
+    if (n > 0) {
+        kvs__store_advance(s, n);
+        kvs__store_write(ctx, s, at, n, kv, kv_pos);
+    }
+}
+
+kvs_status kvs__layer_append(kvs_ctx *ctx, kvs__layer *l, const kvs_kv *kv, kvs_err *err)
+{
+    kvs_status st = kvs__layer_reserve(ctx, l, kv->n_tokens, err);
+    if (st != KVS_OK) {
+        return st;
+    }
+    int64_t len = kvs__layer_len(l);
+    append_plan p = plan_append(l, kv->n_tokens);
+    if (delayed(l) && l->main.len > 0) {
+        kvs__store_drop(ctx, &l->early);
+    }
+    write_tokens(ctx, &l->early, len, p.dense, kv, len);
+    if (p.cross) {
+        kvs__store_transcode(ctx, &l->main, &l->early);
+    }
+    write_tokens(ctx, &l->main, len + (int64_t)p.dense, p.rest, kv, len);
+    return KVS_OK;
+}
+
+bool kvs__layer_can_rewind(const kvs__layer *l, uint64_t n)
+{
+    int64_t len = kvs__layer_len(l);
+    if (n > (uint64_t)len) {
+        return false;
+    }
+    int64_t to = len - (int64_t)n;
+    if (!delayed(l) || to > dense_until(l) || (to == dense_until(l) && l->main.len > 0)) {
+        return kvs__store_can_rewind(kvs__layer_store(l), to);
+    }
+    /* Back into the dense part: only while it is there. */
+    return l->early.len >= to && kvs__store_can_rewind(&l->early, to);
+}
+
+void kvs__layer_rewind(kvs_ctx *ctx, kvs__layer *l, uint64_t n)
+{
+    int64_t to = kvs__layer_len(l) - (int64_t)n;
+    if (delayed(l) && to < dense_until(l)) {
+        kvs__store_drop(ctx, &l->main); /* it is made anew when the length passes dense_until */
+        kvs__store_rewind(&l->early, to);
+        return;
+    }
+    if (l->main.len > 0) {
+        kvs__store_rewind(&l->main, to);
+        return;
+    }
+    kvs__store_rewind(&l->early, to);
+}
+
+/* Queries of desc that read early: those below dense_until. */
+static uint32_t dense_queries(const kvs__layer *l, const kvs_attend *d)
+{
+    if (!delayed(l)) {
+        return 0;
+    }
+    int64_t n = dense_until(l) - d->q_pos;
+    if (n <= 0) {
+        return 0;
+    }
+    return n < (int64_t)d->n_queries ? (uint32_t)n : d->n_queries;
+}
+
+static kvs_status check_cover(const kvs__store *s, int64_t first, kvs_err *err)
+{
+    if (kvs__attend_covered(s, first)) {
+        return KVS_OK;
+    }
+    return kvs__fail(err, KVS_E_RANGE, "state",
+                     "the window of the query at position %lld reaches below %lld, the oldest "
+                     "position stored",
+                     (long long)first, (long long)s->lo);
+}
+
+/* The block lies in a segment of its own for the time of the call; the layer is only read. */
+static kvs_status attend_block(kvs_ctx *ctx, const kvs__layer *l, const kvs_attend *d, kvs_err *err)
+{
+    kvs_kv kv = KVS_KV_INIT;
+    kvs_status st = kvs__opts_read(&kv, sizeof kv, d->block, "kvs_kv", err);
+    st = st == KVS_OK ? kvs__kv_check(&kv, "block", err) : st;
+    if (st != KVS_OK) {
+        return st;
+    }
+    if (kv.n_tokens != d->n_queries) {
+        return kvs__fail(err, KVS_E_INVAL, "state", "a block of %u tokens with %u queries",
+                         kv.n_tokens, d->n_queries);
+    }
+    const kvs__store *s = kvs__layer_store(l);
+    st = check_cover(s, s->len, err);
+    kvs__store tail;
+    st = st == KVS_OK ? kvs__store_tail(ctx, s, kv.n_tokens, &tail, err) : st;
+    if (st != KVS_OK) {
+        return st;
+    }
+    kvs__store_write(ctx, &tail, tail.lo, kv.n_tokens, &kv, tail.lo);
+    kvs_attend at = *d;
+    at.q_pos = tail.lo;
+    kvs__attend_run(ctx, s, &tail, &at, 0, d->n_queries);
+    kvs__store_drop(ctx, &tail);
+    return KVS_OK;
+}
+
+kvs_status kvs__layer_attend(kvs_ctx *ctx, const kvs__layer *l, const kvs_attend *desc,
+                             kvs_err *err)
+{
+    kvs_attend d = *desc;
+    int64_t len = kvs__layer_len(l);
+    kvs_status st = kvs__attend_check(&l->main.fmt, &d, err);
+    if (st != KVS_OK) {
+        return st;
+    }
+    if (len == 0) {
+        return kvs__fail(err, KVS_E_STATE, "state", "the layer holds no token");
+    }
+    if (d.mode == KVS_READ_BLOCK) {
+        return attend_block(ctx, l, &d, err);
+    }
+    if (d.q_pos < 0) {
+        d.q_pos = len - (int64_t)d.n_queries;
+    }
+    if (d.q_pos < 0 || d.q_pos >= len || (int64_t)d.n_queries > len - d.q_pos) {
+        return kvs__fail(err, KVS_E_RANGE, "state",
+                         "%u queries at position %lld do not fit the %lld tokens held", d.n_queries,
+                         (long long)d.q_pos, (long long)len);
+    }
+    uint32_t dense = dense_queries(l, &d);
+    if (dense > 0 && dense < d.n_queries && d.mode == KVS_READ_BIDIRECTIONAL) {
+        return kvs__fail(err, KVS_E_UNSUPPORTED, "state",
+                         "a bidirectional read of positions %lld to %lld spans dense_until %u",
+                         (long long)d.q_pos, (long long)d.q_pos + d.n_queries, l->spec.dense_until);
+    }
+    if (dense > 0) {
+        if (l->early.len == 0) {
+            return kvs__fail(err, KVS_E_STATE, "state",
+                             "the query at position %lld is read dense, and the dense copy below "
+                             "%u was dropped",
+                             (long long)d.q_pos, l->spec.dense_until);
+        }
+        st = check_cover(&l->early, d.q_pos, err);
+    }
+    if (st == KVS_OK && dense < d.n_queries) {
+        st = check_cover(&l->main, d.q_pos + (int64_t)dense, err);
+    }
+    if (st != KVS_OK) {
+        return st;
+    }
+    if (dense > 0) {
+        kvs__attend_run(ctx, &l->early, NULL, &d, 0, dense);
+    }
+    if (dense < d.n_queries) {
+        kvs__attend_run(ctx, &l->main, NULL, &d, dense, d.n_queries);
+    }
+    return KVS_OK;
+}

@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: MIT */
+/* write.c: rows into and out of storage: rotate, encode once, place; and the way back.
+ *
+ * Work is cut at the tile grid of positions, one head and at most 16 tokens an item, so items never
+ * touch a common byte and the split over threads can't show. */
+#include <string.h>
+
+#include "base/half.h"
+#include "base/pool.h"
+#include "state/store.h"
+
+#define SCRATCH_ALIGN 64u
+
+/* Scratch of one put: f32 scales and biases, then the encoded units of 16 rows. */
+typedef struct put_scratch {
+    float *scale; /* [16][groups] */
+    float *bias;
+    void *units[KVS__PLANES]; /* [16][n_units] */
+} put_scratch;
+
+static size_t round_up(size_t n)
+{
+    return (n + SCRATCH_ALIGN - 1) / SCRATCH_ALIGN * SCRATCH_ALIGN;
+}
+
+static size_t side_scratch(const kvs__side *s)
+{
+    size_t n = 2 * round_up((size_t)KVS__TILE * s->n_units[1] * sizeof(float));
+    for (int p = 0; p < KVS__PLANES; p++) {
+        n += round_up((size_t)KVS__TILE * s->n_units[p] * s->unit_bytes[p]);
+    }
+    return n;
+}
+
+size_t kvs__put_scratch_bytes(const kvs__fmt *fmt)
+{
+    size_t k = side_scratch(&fmt->side[KVS__K]);
+    size_t v = side_scratch(&fmt->side[KVS__V]);
+    return k > v ? k : v;
+}
+
+static size_t rows_bytes(const kvs__fmt *fmt)
+{
+    uint32_t k = fmt->side[KVS__K].shape.dim;
+    uint32_t v = fmt->side[KVS__V].shape.dim;
+    return round_up((size_t)KVS__TILE * (k > v ? k : v) * sizeof(float));
+}
+
+bool kvs__write_scratch_bytes(const kvs__fmt *fmt, uint32_t n_threads, size_t *bytes)
+{
+    return kvs__mul_size(2 * rows_bytes(fmt) + kvs__put_scratch_bytes(fmt), n_threads, bytes);
+}
+
+static put_scratch carve(const kvs__side *s, unsigned char *at)
+{
+    put_scratch p;
+    size_t scales = round_up((size_t)KVS__TILE * s->n_units[1] * sizeof(float));
+    p.scale = (float *)(void *)at;
+    p.bias = (float *)(void *)(at + scales);
+    at += 2 * scales;
+    for (int i = 0; i < KVS__PLANES; i++) {
+        p.units[i] = at;
+        at += round_up((size_t)KVS__TILE * s->n_units[i] * s->unit_bytes[i]);
+    }
+    return p;
+}
+
+void kvs__scale_store(void *dst, kvs_dtype dtype, const float *src, size_t n)
+{
+    if (dtype == KVS_F32) {
+        memcpy(dst, src, n * sizeof *src);
+        return;
+    }
+    uint16_t *out = dst;
+    for (size_t i = 0; i < n; i++) {
+        if (src[i] != src[i]) {
+            uint16_t sign = (uint16_t)((kvs__bits_f32(src[i]) >> 16) & 0x8000u);
+            out[i] = dtype == KVS_BF16 ? 0x7fc0u : (uint16_t)(sign | 0x7d00u);
+        } else {
+            out[i] = dtype == KVS_BF16 ? kvs__bf16_from_f32(src[i]) : kvs__f16_from_f32(src[i]);
+        }
+    }
+}
+
+static void encode(const kvs__kern *kern, const kvs__side *s, size_t n, float *rows,
+                   const put_scratch *p)
+{
+    size_t dim = s->shape.dim;
+    if (s->rot) {
+        kern->hadamard(rows, n * dim / s->rot, s->rot);
+    }
+    if (s->shape.bits) {
+        size_t groups = n * s->n_units[1];
+        kern->affine_encode(rows, groups, s->shape.bits, s->shape.group, p->units[0], p->scale,
+                            p->bias);
+        kvs__scale_store(p->units[1], s->shape.dtype, p->scale, groups);
+        kvs__scale_store(p->units[2], s->shape.dtype, p->bias, groups);
+    } else if (s->shape.dtype == KVS_F16) {
+        kern->f16_from_f32(p->units[0], rows, n * dim);
+    } else if (s->shape.dtype == KVS_BF16) {
+        kern->bf16_from_f32(p->units[0], rows, n * dim);
+    } else {
+        memcpy(p->units[0], rows, n * dim * sizeof(float));
+    }
+}
+
+/* Rows [n][n_units] into lanes lane .. lane+n-1 of a K tile, unit by unit. */
+static void scatter(unsigned char *tile, const void *rows, size_t n, size_t n_units,
+                    size_t unit_bytes, size_t lane)
+{
+    if (unit_bytes == 4) {
+        uint32_t *dst = (uint32_t *)(void *)tile + lane;
+        const uint32_t *src = rows;
+        for (size_t u = 0; u < n_units; u++) {
+            for (size_t j = 0; j < n; j++) {
+                dst[u * KVS__TILE + j] = src[j * n_units + u];
+            }
+        }
+    } else {
+        uint16_t *dst = (uint16_t *)(void *)tile + lane;
+        const uint16_t *src = rows;
+        for (size_t u = 0; u < n_units; u++) {
+            for (size_t j = 0; j < n; j++) {
+                dst[u * KVS__TILE + j] = src[j * n_units + u];
+            }
+        }
+    }
+}
+
+static void gather(void *rows, const unsigned char *tile, size_t n, size_t n_units,
+                   size_t unit_bytes, size_t lane)
+{
+    unsigned char *out = rows;
+    for (size_t j = 0; j < n; j++) {
+        for (size_t u = 0; u < n_units; u++) {
+            memcpy(out, tile + (u * KVS__TILE + lane + j) * unit_bytes, unit_bytes);
+            out += unit_bytes;
+        }
+    }
+}
+
+/* Units of one plane of n tokens at slots slot .. slot+n-1 of one K tile or of V rows. */
+static void place(const kvs__store *s, const kvs__seg *seg, int side, int plane, uint32_t head,
+                  uint64_t slot, size_t n, const void *rows)
+{
+    const kvs__side *sd = &s->fmt.side[side];
+    size_t units = sd->n_units[plane];
+    size_t ub = sd->unit_bytes[plane];
+    if (side == KVS__V) {
+        memcpy(kvs__v_row_at(s, seg, plane, head, slot), rows, n * units * ub);
+        return;
+    }
+    unsigned char *tile = kvs__k_tile_at(s, seg, plane, head, slot / KVS__TILE);
+    size_t lane = slot % KVS__TILE;
+    if (lane == 0 && n < KVS__TILE && s->layout == KVS_LAYOUT_GROW) {
+        memset(tile, 0, KVS__TILE * units * ub); /* store.h I4 */
+    }
+    scatter(tile, rows, n, units, ub, lane);
+}
+
+/* Both homes of positions [at, at + n): the segment that locate names and, for a ring's sinks,
+ * the sink segment. */
+static void place_all(kvs__store *s, int side, int plane, uint32_t head, int64_t at, uint64_t n,
+                      const void *rows)
+{
+    bool sinks = s->layout == KVS_LAYOUT_RING && at < (int64_t)s->sinks;
+    if (sinks) {
+        uint64_t m = (uint64_t)((int64_t)s->sinks - at);
+        place(s, s->seg[1], side, plane, head, (uint64_t)at, m < n ? m : n, rows);
+    }
+    if (s->layout == KVS_LAYOUT_RING) {
+        place(s, s->seg[0], side, plane, head, (uint64_t)at % s->ring_cap, n, rows);
+        return;
+    }
+    const kvs__seg *seg = NULL;
+    uint64_t slot = 0;
+    (void)kvs__store_locate(s, at, n, &seg, &slot);
+    place(s, seg, side, plane, head, slot, n, rows);
+}
+
+void kvs__store_put(kvs_ctx *ctx, kvs__store *s, int side, uint32_t head, int64_t at, uint64_t n,
+                    float *rows, unsigned char *scratch)
+{
+    const kvs__side *sd = &s->fmt.side[side];
+    put_scratch p = carve(sd, scratch);
+    encode(kvs__ctx_kern(ctx), sd, (size_t)n, rows, &p);
+    for (int plane = 0; plane < KVS__PLANES; plane++) {
+        if (sd->n_units[plane]) {
+            place_all(s, side, plane, head, at, n, p.units[plane]);
+        }
+    }
+}
+
+void kvs__store_set_units(kvs__store *s, int side, int plane, uint32_t head, int64_t at, uint64_t n,
+                          const unsigned char *src)
+{
+    size_t row = (size_t)s->fmt.side[side].n_units[plane] * s->fmt.side[side].unit_bytes[plane];
+    while (n > 0) {
+        uint64_t room = KVS__TILE - (uint64_t)at % KVS__TILE;
+        uint64_t m = n < room ? n : room;
+        /* an aligned bounce buffer is not needed: scatter reads by element */
+        place_all(s, side, plane, head, at, m, src);
+        src += m * row;
+        at += (int64_t)m;
+        n -= m;
+    }
+}
+
+void kvs__store_get_units(const kvs__store *s, int side, int plane, uint32_t head, int64_t at,
+                          uint64_t n, unsigned char *dst)
+{
+    size_t units = s->fmt.side[side].n_units[plane];
+    size_t ub = s->fmt.side[side].unit_bytes[plane];
+    while (n > 0) {
+        const kvs__seg *seg = NULL;
+        uint64_t slot = 0;
+        uint64_t m = kvs__store_locate(s, at, n, &seg, &slot);
+        if (side == KVS__V) {
+            memcpy(dst, kvs__v_row_at(s, seg, plane, head, slot), (size_t)m * units * ub);
+        } else {
+            uint64_t room = KVS__TILE - slot % KVS__TILE;
+            m = m < room ? m : room;
+            gather(dst, kvs__k_tile_at(s, seg, plane, head, slot / KVS__TILE), (size_t)m, units, ub,
+                   slot % KVS__TILE);
+        }
+        dst += m * units * ub;
+        at += (int64_t)m;
+        n -= m;
+    }
+}
+
+static void widen(const kvs__kern *kern, float *dst, const void *src, kvs_dtype t, size_t n)
+{
+    if (t == KVS_F16) {
+        kern->f32_from_f16(dst, src, n);
+    } else if (t == KVS_BF16) {
+        kern->f32_from_bf16(dst, src, n);
+    } else {
+        memcpy(dst, src, n * sizeof *dst);
+    }
+}
+
+typedef struct write_job {
+    kvs_ctx *ctx;
+    kvs__store *dst;
+    const kvs__store *src; /* transcode */
+    const kvs_kv *kv;      /* write */
+    int64_t kv_pos;
+    int64_t begin;
+    int64_t end;
+    uint32_t n_heads;
+    size_t thread_bytes;
+    unsigned char *scratch;
+} write_job;
+
+/* Item -> head and the part of [begin, end) inside one tile of the position grid. */
+static bool item_range(const write_job *j, size_t item, uint32_t *head, int64_t *at, uint64_t *n)
+{
+    int64_t tile = j->begin / (int64_t)KVS__TILE + (int64_t)(item / j->n_heads);
+    int64_t lo = tile * (int64_t)KVS__TILE;
+    int64_t hi = lo + (int64_t)KVS__TILE;
+    *head = (uint32_t)(item % j->n_heads);
+    *at = lo > j->begin ? lo : j->begin;
+    hi = hi < j->end ? hi : j->end;
+    *n = (uint64_t)(hi - *at);
+    return hi > *at;
+}
+
+static size_t n_items(const write_job *j)
+{
+    int64_t tiles =
+        (j->end + (int64_t)KVS__TILE - 1) / (int64_t)KVS__TILE - j->begin / (int64_t)KVS__TILE;
+    return (size_t)tiles * j->n_heads;
+}
+
+static void write_item(void *arg, size_t item, uint32_t thread)
+{
+    const write_job *j = arg;
+    uint32_t head = 0;
+    int64_t at = 0;
+    uint64_t n = 0;
+    if (!item_range(j, item, &head, &at, &n)) {
+        return;
+    }
+    unsigned char *scratch = j->scratch + thread * j->thread_bytes;
+    float *rows = (float *)(void *)scratch;
+    unsigned char *rest = scratch + 2 * rows_bytes(&j->dst->fmt);
+    const kvs__kern *kern = kvs__ctx_kern(j->ctx);
+    const unsigned char *base[KVS__SIDES] = {j->kv->k, j->kv->v};
+    size_t ts[KVS__SIDES] = {j->kv->k_token_stride, j->kv->v_token_stride};
+    size_t hs[KVS__SIDES] = {j->kv->k_head_stride, j->kv->v_head_stride};
+    size_t elem = j->kv->dtype == KVS_F32 ? 4 : 2;
+    for (int side = 0; side < KVS__SIDES; side++) {
+        const kvs__shape *shape = &j->dst->fmt.side[side].shape;
+        size_t dim = shape->dim;
+        size_t hstride = hs[side] ? hs[side] : dim;
+        size_t tstride = ts[side] ? ts[side] : dim * j->n_heads;
+        /* elements of the stored type are not touched: widening would quiet a signalling NaN */
+        bool copy = shape->bits == 0 && shape->dtype == j->kv->dtype;
+        for (uint64_t i = 0; i < n; i++) {
+            size_t t = (size_t)(at - j->kv_pos) + (size_t)i;
+            const unsigned char *src = base[side] + (t * tstride + head * hstride) * elem;
+            if (copy) {
+                memcpy(scratch + i * dim * elem, src, dim * elem);
+            } else {
+                widen(kern, rows + i * dim, src, j->kv->dtype, dim);
+            }
+        }
+        if (copy) {
+            place_all(j->dst, side, 0, head, at, n, scratch);
+        } else {
+            kvs__store_put(j->ctx, j->dst, side, head, at, n, rows, rest);
+        }
+    }
+}
+
+static void run_job(write_job *j, kvs__item_fn fn)
+{
+    size_t bytes = 0;
+    uint32_t threads = kvs__ctx_threads(j->ctx);
+    bool fits = kvs__write_scratch_bytes(&j->dst->fmt, threads, &bytes);
+    KVS_ASSERT(fits);
+    (void)fits;
+    j->thread_bytes = bytes / threads;
+    j->scratch = kvs__ctx_scratch(j->ctx, bytes);
+    size_t n = n_items(j);
+    /* One token of a few heads is not worth waking a thread: about 1 us of work a row. */
+    if (n < 16) {
+        for (size_t i = 0; i < n; i++) {
+            fn(j, i, 0);
+        }
+    } else {
+        kvs__pool_run(kvs__ctx_pool(j->ctx), n, fn, j);
+    }
+}
+
+void kvs__store_write(kvs_ctx *ctx, kvs__store *s, int64_t at, uint64_t n, const kvs_kv *kv,
+                      int64_t kv_pos)
+{
+    write_job j = {.ctx = ctx,
+                   .dst = s,
+                   .kv = kv,
+                   .kv_pos = kv_pos,
+                   .begin = at,
+                   .end = at + (int64_t)n,
+                   .n_heads = s->fmt.n_heads};
+    run_job(&j, write_item);
+}
+
+void kvs__store_read(kvs_ctx *ctx, const kvs__store *s, int side, uint32_t head, int64_t at,
+                     uint64_t n, float *dst)
+{
+    const kvs__kern *kern = kvs__ctx_kern(ctx);
+    const kvs__side *sd = &s->fmt.side[side];
+    size_t dim = sd->shape.dim;
+    float tile[KVS__TILE * 1024];
+    uint64_t done = 0;
+    while (done < n) {
+        const kvs__seg *seg = NULL;
+        uint64_t slot = 0;
+        uint64_t m = kvs__store_locate(s, at + (int64_t)done, n - done, &seg, &slot);
+        kvs__planes p = {NULL, NULL, NULL};
+        const void **plane[KVS__PLANES] = {&p.data, &p.scale, &p.bias};
+        for (int i = 0; i < KVS__PLANES; i++) {
+            if (sd->n_units[i]) {
+                *plane[i] = side == KVS__K ? kvs__k_tile_at(s, seg, i, head, slot / KVS__TILE)
+                                           : kvs__v_row_at(s, seg, i, head, slot);
+            }
+        }
+        if (side == KVS__V) {
+            kern->v_rows(dst + done * dim, dim, &sd->shape, &p, (size_t)m);
+        } else {
+            kern->k_tile(tile, &sd->shape, &p);
+            gather(dst + done * dim, (const unsigned char *)tile, (size_t)m, dim, sizeof(float),
+                   slot % KVS__TILE);
+        }
+        done += m;
+    }
+    if (sd->rot) {
+        kern->hadamard(dst, (size_t)n * dim / sd->rot, sd->rot);
+    }
+}
+
+static void transcode_item(void *arg, size_t item, uint32_t thread)
+{
+    const write_job *j = arg;
+    uint32_t head = 0;
+    int64_t at = 0;
+    uint64_t n = 0;
+    if (!item_range(j, item, &head, &at, &n)) {
+        return;
+    }
+    unsigned char *scratch = j->scratch + thread * j->thread_bytes;
+    float *rows = (float *)(void *)scratch;
+    unsigned char *rest = scratch + 2 * rows_bytes(&j->dst->fmt);
+    for (int side = 0; side < KVS__SIDES; side++) {
+        kvs__store_read(j->ctx, j->src, side, head, at, n, rows);
+        kvs__store_put(j->ctx, j->dst, side, head, at, n, rows, rest);
+    }
+}
+
+static void transcode_range(kvs_ctx *ctx, kvs__store *dst, const kvs__store *src, int64_t begin,
+                            int64_t end)
+{
+    write_job j = {.ctx = ctx,
+                   .dst = dst,
+                   .src = src,
+                   .begin = begin,
+                   .end = end,
+                   .n_heads = dst->fmt.n_heads};
+    if (end > begin) {
+        run_job(&j, transcode_item);
+    }
+}
+
+void kvs__store_transcode(kvs_ctx *ctx, kvs__store *dst, const kvs__store *src)
+{
+    int64_t sinks = src->len < (int64_t)src->sinks ? src->len : (int64_t)src->sinks;
+    if (src->lo > 0 && sinks > 0) {
+        kvs__store_advance(dst, (uint64_t)sinks);
+        transcode_range(ctx, dst, src, 0, sinks);
+    }
+    kvs__store_jump(dst, src->lo);
+    kvs__store_advance(dst, (uint64_t)(src->len - src->lo));
+    transcode_range(ctx, dst, src, src->lo, src->len);
+}

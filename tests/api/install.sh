@@ -1,0 +1,77 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+# install.sh BUILD_DIR SOURCE_DIR CC: installs to a fresh prefix that the build was not configured
+# for, then builds and runs programs against it: through pkg-config (shared and static) and through
+# find_package(kvstate). The programs are tests/api/consumer.c and the example of README.md.
+set -eu
+build=$1
+source=$2
+cc=$3
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+prefix=$tmp/some/prefix
+cmake --install "$build" --prefix "$prefix" >"$tmp/install.log" || {
+    cat "$tmp/install.log"
+    exit 1
+}
+PKG_CONFIG_PATH=$(dirname "$(find "$prefix" -name kvstate.pc)")
+LD_LIBRARY_PATH=$(dirname "$PKG_CONFIG_PATH")
+export PKG_CONFIG_PATH LD_LIBRARY_PATH
+
+cp "$source/tests/api/consumer.c" "$tmp/consumer.c"
+awk '/^```c$/ { on = 1; next } /^```$/ { if (on) exit } on' "$source/README.md" >"$tmp/example.c"
+[ -s "$tmp/example.c" ] || {
+    echo "README.md has no C example"
+    exit 1
+}
+
+programs=consumer
+# Until all that the example calls is in the library, it is compiled but cannot be linked.
+missing=$(grep -o 'kvs_[a-z0-9_]*(' "$tmp/example.c" | tr -d '(' | sort -u | while read -r f; do
+    nm -D --defined-only "$LD_LIBRARY_PATH/libkvstate.so" | grep -q " $f\$" || echo "$f"
+done)
+if [ -z "$missing" ]; then
+    programs="consumer example"
+else
+    echo "the example is compiled only; the library lacks:" $missing
+fi
+
+flags="-std=c99 -pedantic -Wall -Wextra -Werror"
+# shellcheck disable=SC2046,SC2086
+{
+    $cc $flags $(pkg-config --cflags kvstate) -c -o "$tmp/example.o" "$tmp/example.c"
+    for p in $programs; do
+        $cc $flags -o "$tmp/$p" "$tmp/$p.c" $(pkg-config --cflags --libs kvstate)
+        "$tmp/$p"
+        $cc $flags -DKVS_STATIC -o "$tmp/$p-static" "$tmp/$p.c" $(pkg-config --cflags kvstate) \
+            "$LD_LIBRARY_PATH/libkvstate.a" $(pkg-config --static --libs-only-l kvstate |
+            sed 's/-lkvstate//')
+        LD_LIBRARY_PATH=/nonexistent "$tmp/$p-static"
+    done
+}
+[ "$(pkg-config --modversion kvstate)" = "$("$tmp/consumer" | sed 's/kvstate //')" ]
+
+cat >"$tmp/CMakeLists.txt" <<'LISTS'
+cmake_minimum_required(VERSION 3.16)
+project(consumer C)
+find_package(kvstate 0.1 REQUIRED)
+foreach(p IN LISTS PROGRAMS)
+  add_executable(${p} ${p}.c)
+  target_link_libraries(${p} PRIVATE kvstate::kvstate)
+  add_executable(${p}_static ${p}.c)
+  target_link_libraries(${p}_static PRIVATE kvstate::kvstate_static)
+endforeach()
+LISTS
+unset LD_LIBRARY_PATH
+{
+    cmake -S "$tmp" -B "$tmp/out" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_C_COMPILER="$cc" \
+        -DPROGRAMS="$(echo "$programs" | tr ' ' ';')"
+    cmake --build "$tmp/out"
+} >"$tmp/cmake.log" 2>&1 || {
+    cat "$tmp/cmake.log"
+    exit 1
+}
+for p in $programs; do
+    "$tmp/out/$p"
+    "$tmp/out/${p}_static"
+done

@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: MIT */
+/* test_struct_size.c: programs built against an older or a newer header than the library.
+ *
+ * Options: a shorter struct means defaults for the rest; a longer one is accepted while its tail is
+ * zero and refused, naming the byte, when it is not. Results: nothing is written beyond the
+ * caller's struct_size, which keeps its value. Linked with the shared library. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "kvstate/kvstate.h"
+
+#define TAIL 24
+
+typedef kvs_status (*read_fn)(const void *opts, kvs_err *err);
+typedef kvs_status (*write_fn)(void *stats);
+
+static kvs_status read_ctx_opts(const void *opts, kvs_err *err)
+{
+    kvs_ctx *ctx = NULL;
+    kvs_status st = kvs_ctx_new(opts, &ctx, err);
+    assert_int_equal(st == KVS_OK, ctx != NULL);
+    kvs_ctx_free(ctx);
+    return st;
+}
+
+static kvs_status read_mask_desc(const void *desc, kvs_err *err)
+{
+    kvs_mask_shape s = KVS_MASK_SHAPE_INIT;
+    kvs_status st = kvs_mask_plan(desc, &s, err);
+    assert_true(st != KVS_OK || s.bytes == 6);
+    return st;
+}
+
+/* ---- a cache of one layer: 1 KV head of 16 dense elements, 2 tokens stored */
+
+static kvs_ctx *the_ctx;
+static kvs_cache *the_cache;
+static float numbers[2][16];
+static float result[2][16];
+
+static const kvs_layer_spec spec = {sizeof(kvs_layer_spec),
+                                    1,
+                                    16,
+                                    16,
+                                    KVS_CODEC_DENSE(KVS_F32),
+                                    KVS_CODEC_DENSE(KVS_F32),
+                                    KVS_LAYOUT_GROW,
+                                    0,
+                                    0,
+                                    0,
+                                    0,
+                                    KVS_F32};
+static const kvs_cache_opts cache_opts = {sizeof(kvs_cache_opts), 1, &spec, 0};
+static const kvs_kv kv = {sizeof(kvs_kv), 2, KVS_F32, numbers, numbers, 0, 0, 0, 0};
+static const kvs_attend attend = {sizeof(kvs_attend),
+                                  KVS_READ_CAUSAL,
+                                  2,
+                                  1,
+                                  KVS_F32,
+                                  KVS_F32,
+                                  numbers,
+                                  0,
+                                  0,
+                                  result,
+                                  0,
+                                  0,
+                                  0.25f,
+                                  0.0f,
+                                  NULL,
+                                  -1,
+                                  NULL,
+                                  NULL};
+static const kvs_planes planes = {sizeof(kvs_planes), {result, NULL, NULL}, {NULL, NULL, NULL}};
+
+static kvs_status read_cache_opts(const void *opts, kvs_err *err)
+{
+    kvs_cache *cache = NULL;
+    kvs_status st = kvs_cache_new(the_ctx, opts, &cache, err);
+    assert_int_equal(st == KVS_OK, cache != NULL);
+    kvs_cache_free(cache);
+    return st;
+}
+
+static kvs_status read_layer_spec(const void *layer, kvs_err *err)
+{
+    kvs_cache_opts o = cache_opts;
+    o.layers = layer;
+    return read_cache_opts(&o, err);
+}
+
+static kvs_status read_kv(const void *tokens, kvs_err *err)
+{
+    int64_t before = kvs_cache_length(the_cache, 0);
+    kvs_status st = kvs_cache_append(the_cache, 0, tokens, err);
+    assert_int_equal(kvs_cache_length(the_cache, 0), before + (st == KVS_OK ? 2 : 0));
+    return st;
+}
+
+static kvs_status read_attend(const void *desc, kvs_err *err)
+{
+    return kvs_cache_attend(the_cache, 0, desc, err);
+}
+
+static kvs_status read_planes(const void *dst, kvs_err *err)
+{
+    return kvs_cache_export(the_cache, 0, 0, 2, dst, err);
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    return kvs_ctx_new(NULL, &the_ctx, NULL) ||
+           kvs_cache_new(the_ctx, &cache_opts, &the_cache, NULL) ||
+           kvs_cache_append(the_cache, 0, &kv, NULL);
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    kvs_cache_free(the_cache);
+    kvs_ctx_free(the_ctx);
+    return 0;
+}
+
+static const kvs_ctx_opts ctx_opts = KVS_CTX_OPTS_INIT;
+static const kvs_mask_desc mask_desc = {sizeof(kvs_mask_desc),
+                                        KVS_MASK_CAUSAL,
+                                        KVS_MASK_BOOL,
+                                        0,
+                                        2,
+                                        0,
+                                        1,
+                                        0,
+                                        0,
+                                        0,
+                                        0,
+                                        0,
+                                        NULL,
+                                        NULL,
+                                        NULL};
+
+static const struct {
+    const char *name;
+    const void *good;
+    size_t size;
+    size_t oldest; /* the first size that ever was published holds this much */
+    read_fn call;
+} options[] = {
+    {"kvs_ctx_opts", &ctx_opts, sizeof ctx_opts, sizeof(size_t), read_ctx_opts},
+    {"kvs_mask_desc", &mask_desc, sizeof mask_desc, offsetof(kvs_mask_desc, n_keys),
+     read_mask_desc},
+    {"kvs_cache_opts", &cache_opts, sizeof cache_opts, offsetof(kvs_cache_opts, reserve_tokens),
+     read_cache_opts},
+    {"kvs_layer_spec", &spec, sizeof spec, offsetof(kvs_layer_spec, layout), read_layer_spec},
+    {"kvs_kv", &kv, sizeof kv, offsetof(kvs_kv, k_token_stride), read_kv},
+    {"kvs_attend", &attend, sizeof attend, offsetof(kvs_attend, softcap), read_attend},
+    {"kvs_planes", &planes, sizeof planes, offsetof(kvs_planes, v), read_planes},
+};
+
+static void test_options(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
+        _Alignas(16) unsigned char buf[512] = {0};
+        size_t size = options[i].size;
+        assert_true(size + TAIL <= sizeof buf);
+        memcpy(buf, options[i].good, size);
+        assert_int_equal(options[i].call(buf, NULL), KVS_OK);
+        for (size_t n = 0; n <= size + TAIL; n++) { /* zero tails, shorter structs, nonsense */
+            memcpy(buf, &n, sizeof n);
+            if (n < sizeof(size_t)) {
+                assert_int_equal(options[i].call(buf, NULL), KVS_E_INVAL);
+            } else if (n >= options[i].oldest) {
+                assert_int_equal(options[i].call(buf, NULL), KVS_OK);
+            }
+        }
+        for (size_t at = size; at < size + TAIL; at++) {
+            size_t n = size + TAIL;
+            char word[32];
+            kvs_err err = {0};
+            memcpy(buf, &n, sizeof n);
+            buf[at] = 1;
+            (void)snprintf(word, sizeof word, "byte %zu ", at);
+            assert_int_equal(options[i].call(buf, &err), KVS_E_UNSUPPORTED);
+            assert_non_null(strstr(err.msg, options[i].name));
+            assert_non_null(strstr(err.msg, word));
+            n = at; /* a tail beyond struct_size is none of our business */
+            memcpy(buf, &n, sizeof n);
+            assert_int_equal(options[i].call(buf, NULL), KVS_OK);
+            buf[at] = 0;
+        }
+    }
+}
+
+/* What lies beyond a shorter struct is not read: here it would be an invalid thread count. */
+static void test_not_read(void **state)
+{
+    (void)state;
+    kvs_ctx_opts o = KVS_CTX_OPTS_INIT;
+    o.n_threads = 99999;
+    kvs_ctx *ctx = NULL;
+    assert_int_equal(kvs_ctx_new(&o, &ctx, NULL), KVS_E_RANGE);
+    o.struct_size = offsetof(kvs_ctx_opts, n_threads);
+    assert_int_equal(kvs_ctx_new(&o, &ctx, NULL), KVS_OK);
+    kvs_ctx_free(ctx);
+}
+
+static kvs_masks *the_masks;
+static kvs_mask *the_mask;
+
+static kvs_status write_ctx_stats(void *out)
+{
+    return kvs_ctx_get_stats(the_ctx, out);
+}
+
+static kvs_status write_masks_stats(void *out)
+{
+    return kvs_masks_get_stats(the_masks, out);
+}
+
+static kvs_status write_mask_shape(void *out)
+{
+    return kvs_mask_get_shape(the_mask, out);
+}
+
+static kvs_status write_view_info(void *out)
+{
+    kvs_view *view = NULL;
+    assert_int_equal(kvs_view_new(the_cache, 0, &view, NULL), KVS_OK);
+    kvs_status st = kvs_view_get_info(view, out);
+    kvs_view_free(view);
+    return st;
+}
+
+static kvs_status write_mask_plan(void *out)
+{
+    return kvs_mask_plan(&mask_desc, out, NULL);
+}
+
+static const struct {
+    size_t size;
+    write_fn call;
+} results[] = {
+    {sizeof(kvs_ctx_stats), write_ctx_stats},   {sizeof(kvs_masks_stats), write_masks_stats},
+    {sizeof(kvs_mask_shape), write_mask_shape}, {sizeof(kvs_mask_shape), write_mask_plan},
+    {sizeof(kvs_view_info), write_view_info},
+};
+
+static void test_results(void **state)
+{
+    (void)state;
+    assert_int_equal(kvs_masks_new(the_ctx, &the_masks, NULL), KVS_OK);
+    assert_int_equal(kvs_masks_acquire(the_masks, &mask_desc, &the_mask, NULL), KVS_OK);
+    for (size_t i = 0; i < sizeof results / sizeof results[0]; i++) {
+        _Alignas(16) unsigned char full[512];
+        size_t size = results[i].size;
+        memset(full, 0xa5, sizeof full);
+        memcpy(full, &size, sizeof size);
+        assert_int_equal(results[i].call(full), KVS_OK);
+        for (size_t n = 0; n <= size + TAIL; n++) {
+            _Alignas(16) unsigned char buf[512];
+            memset(buf, 0xa5, sizeof buf);
+            memcpy(buf, &n, sizeof n);
+            kvs_status st = results[i].call(buf);
+            size_t kept = 0;
+            memcpy(&kept, buf, sizeof kept);
+            assert_int_equal(kept, n);
+            size_t end = n < size ? n : size;
+            if (n < sizeof n) {
+                assert_int_equal(st, KVS_E_INVAL);
+                end = sizeof n;
+            } else {
+                assert_int_equal(st, KVS_OK);
+                assert_memory_equal(buf + sizeof n, full + sizeof n, end - sizeof n);
+            }
+            for (size_t at = end; at < sizeof buf; at++) {
+                assert_int_equal(buf[at], 0xa5);
+            }
+        }
+    }
+    kvs_mask_release(the_mask);
+    kvs_masks_free(the_masks);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_options),
+        cmocka_unit_test(test_not_read),
+        cmocka_unit_test(test_results),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

@@ -1,0 +1,447 @@
+/* SPDX-License-Identifier: MIT */
+/* golden_attention.c: attention reads of the library and of MLX, both held against a reference in
+ * f64 over the very values that each of them stores.
+ *
+ * Tolerances are a-priori bounds, not fitted. With u the unit roundoff, w_j the exact weights and
+ * o the exact output, an output element may be off, to first order, by
+ *     sum_j w_j e_j |v_j - o|  (score and exp errors e_j; a common factor cancels in the ratio)
+ *   + n u (sum_j w_j |v_j| + |o|)  (n additions on the longest path of numerator and denominator),
+ *     e_j = (dim + 3) u |scale| sum_d |q_d k_jd| + (9 + 2 |s_j - max s|) u.
+ * Such worst cases grow with n; rounding errors that do not conspire grow with sqrt(n), so the RMS
+ * over all elements of (error / the same form with sqrt(n), errors added in squares) must be below
+ * 1 as well, which is far sharper. The library's reads are f32 whatever the storage. MLX's are f32
+ * only for f32 storage; in halves its own roundings enter u, and a bound above the spread of the
+ * values themselves is counted as empty. */
+#include "golden_common.h"
+
+#define U32 0x1p-24
+
+typedef struct problem {
+    char name[24];
+    kvs_dtype dtype;
+    uint32_t q_heads;
+    uint32_t kv_heads;
+    uint32_t dim;
+    uint32_t tokens;
+    uint32_t queries;
+    uint32_t window;
+    float scale;
+    uint32_t bits; /* 0: dense */
+    uint32_t group;
+    float *sinks; /* [q_heads] or NULL */
+    void *q;      /* [q_heads][queries][dim] of dtype */
+    void *k;      /* [kv_heads][tokens][dim] */
+    void *v;
+    const void *mlx; /* as q */
+} problem;
+
+/* How a computation rounds: what the bound needs to know. */
+typedef struct arithmetic {
+    double u_score;   /* of each product and sum of a score */
+    double n_score;   /* roundings of a score */
+    double u_score_2; /* further roundings of q, the scale and the score */
+    double u_weight;  /* of the weights */
+    double u_sum;     /* of the output's sums */
+    double n_sum;
+    double u_out;
+    double tiny; /* absolute error of one rounding that underflows */
+} arithmetic;
+
+typedef struct verdict {
+    uint64_t n;
+    double worst;   /* error / bound */
+    double squares; /* of error / root-mean-square bound */
+    uint64_t empty;
+} verdict;
+
+static void *draw(uint64_t seed, kvs_dtype t, size_t n)
+{
+    void *p = golden_alloc(n * 4);
+    for (size_t i = 0; i < n; i++) {
+        golden_store(p, t, i, 2.0f * gold_value(seed, i));
+    }
+    return p;
+}
+
+static problem read_problem(const char *line)
+{
+    problem p = {.bits = 0};
+    char text[32];
+    (void)gold_field(line, "name", p.name, sizeof p.name);
+    (void)gold_field(line, "dtype", text, sizeof text);
+    p.dtype = golden_dtype(text);
+    p.q_heads = (uint32_t)gold_number(line, "q_heads");
+    p.kv_heads = (uint32_t)gold_number(line, "kv_heads");
+    p.dim = (uint32_t)gold_number(line, "dim");
+    p.tokens = (uint32_t)gold_number(line, "tokens");
+    p.queries = (uint32_t)gold_number(line, "queries");
+    p.window = (uint32_t)gold_number(line, "window");
+    (void)gold_field(line, "scale", text, sizeof text);
+    p.scale = kvs__f32_bits((uint32_t)strtoul(text, NULL, 16));
+    uint64_t seed = (uint64_t)gold_number(line, "seed");
+    p.q = draw(seed, p.dtype, (size_t)p.q_heads * p.queries * p.dim);
+    p.k = draw(seed + 1, p.dtype, (size_t)p.kv_heads * p.tokens * p.dim);
+    p.v = draw(seed + 2, p.dtype, (size_t)p.kv_heads * p.tokens * p.dim);
+    if (gold_number(line, "sinks")) {
+        void *logits = draw(seed + 3, p.dtype, p.q_heads);
+        p.sinks = (float *)golden_alloc(p.q_heads * sizeof(float));
+        for (size_t h = 0; h < p.q_heads; h++) {
+            p.sinks[h] = golden_load(logits, p.dtype, h);
+        }
+        free(logits);
+    }
+    return p;
+}
+
+static void free_problem(const problem *p)
+{
+    free(p->sinks);
+    free(p->q);
+    free(p->k);
+    free(p->v);
+}
+
+static kvs_codec codec_of(const problem *p)
+{
+    kvs_codec c = KVS_CODEC_DENSE(p->dtype);
+    c.bits = (uint8_t)p->bits;
+    c.group = (uint16_t)p->group;
+    return c;
+}
+
+/* K or V as attention sees it: the library's one rounding (f32) or MLX's two (dtype). */
+static double *stored(kvs_ctx *ctx, const problem *p, const void *x, bool as_mlx)
+{
+    size_t rows = (size_t)p->kv_heads * p->tokens;
+    size_t n = rows * p->dim;
+    double *out = (double *)golden_alloc(n * sizeof *out);
+    kvs_codec codec = codec_of(p);
+    unsigned char *planes = (unsigned char *)golden_alloc(3 * n * 4);
+    void *y = golden_alloc(n * 4);
+    kvs_err err;
+    if (p->bits > 0) {
+        unsigned char *s = planes + 4 * n;
+        unsigned char *b = planes + 8 * n;
+        golden_must(kvs_codec_encode(ctx, &codec, p->dim, rows, x, p->dtype, planes, s, b, &err),
+                    &err);
+        golden_must(as_mlx ? kvs_codec_decode(ctx, &codec, p->dim, rows, planes, s, b, y, &err)
+                           : kvs_codec_decode_f32(ctx, &codec, p->dim, rows, planes, s, b,
+                                                  (float *)y, &err),
+                    &err);
+    } else {
+        memcpy(y, x, n * golden_size(p->dtype));
+    }
+    for (size_t i = 0; i < n; i++) {
+        out[i] = (double)golden_load(y, p->bits == 0 || as_mlx ? p->dtype : KVS_F32, i);
+    }
+    free(planes);
+    free(y);
+    return out;
+}
+
+/* One query of one head: exact weights, scores and sums of magnitudes, in f64. */
+typedef struct exact {
+    double *w;     /* [tokens], 0 where hidden */
+    double *s;     /* scores */
+    double *a;     /* |scale| sum |q k| */
+    double top;    /* greatest visible score */
+    uint32_t seen; /* first visible token; the last one is `last` */
+    uint32_t last;
+} exact;
+
+static void weigh(const problem *p, const double *k, uint32_t h, uint32_t i, exact *x)
+{
+    const double *head = k + (size_t)(h / (p->q_heads / p->kv_heads)) * p->tokens * p->dim;
+    x->last = p->tokens - p->queries + i;
+    x->seen = p->window > 0 && x->last + 1 > p->window ? x->last + 1 - p->window : 0;
+    x->top = -INFINITY;
+    for (uint32_t j = x->seen; j <= x->last; j++) {
+        double sum = 0;
+        double mag = 0;
+        for (uint32_t d = 0; d < p->dim; d++) {
+            size_t at = ((size_t)h * p->queries + i) * p->dim + d;
+            double t = (double)golden_load(p->q, p->dtype, at) * head[(size_t)j * p->dim + d];
+            sum += t;
+            mag += fabs(t);
+        }
+        x->s[j] = sum * (double)p->scale;
+        x->a[j] = mag * fabs((double)p->scale);
+        x->top = x->s[j] > x->top ? x->s[j] : x->top;
+    }
+    double total = p->sinks ? exp((double)p->sinks[h] - x->top) : 0;
+    for (uint32_t j = x->seen; j <= x->last; j++) {
+        x->w[j] = exp(x->s[j] - x->top);
+        total += x->w[j];
+    }
+    for (uint32_t j = x->seen; j <= x->last; j++) {
+        x->w[j] /= total;
+    }
+}
+
+/* Judges output element d; v: [tokens][dim] of the head. */
+static void judge(const problem *p, const exact *x, const double *v, uint32_t d,
+                  const arithmetic *r, double got, verdict *out)
+{
+    double o = 0;
+    double mag = 0;
+    double v_max = 0;
+    double spread = 0;
+    for (uint32_t j = x->seen; j <= x->last; j++) {
+        double y = v[(size_t)j * p->dim + d];
+        o += x->w[j] * y;
+        mag += x->w[j] * fabs(y);
+        v_max = fabs(y) > v_max ? fabs(y) : v_max;
+    }
+    double bound = 0;
+    double square = 0;
+    for (uint32_t j = x->seen; j <= x->last; j++) {
+        double away = fabs(v[(size_t)j * p->dim + d] - o);
+        double fixed = r->u_score_2 * x->a[j] + r->u_weight +
+                       (9 + 2 * fabs(x->s[j] - x->top)) * U32 + r->n_score * r->tiny;
+        double e = r->n_score * r->u_score * x->a[j] + fixed;
+        double e2 = r->n_score * pow(r->u_score * x->a[j], 2) + fixed * fixed;
+        bound += x->w[j] * away * e;
+        square += pow(x->w[j] * away, 2) * e2;
+        spread += x->w[j] * away;
+    }
+    double n = r->n_sum;
+    bound += n * r->u_sum * (mag + fabs(o)) + r->u_out * fabs(o) + n * r->tiny * (1 + v_max);
+    square += n * (pow(r->u_sum * mag, 2) + pow(r->u_sum * o, 2)) + pow(r->u_out * o, 2) +
+              pow(n * r->tiny * (1 + v_max), 2);
+    double error = fabs(got - o);
+    out->n++;
+    if (bound > spread + fabs(o)) {
+        out->empty++;
+    } else if (!(error <= out->worst * bound)) { /* a NaN gets through here */
+        out->worst = error / bound;
+    }
+    out->squares += error == 0 ? 0 : error * error / square;
+}
+
+/* y: [queries][q_heads][dim] when by_query, else [q_heads][queries][dim]. */
+static void judge_all(const problem *p, const double *k, const double *v, const void *y,
+                      kvs_dtype y_dtype, bool by_query, const arithmetic *r, verdict *out)
+{
+    size_t n = p->tokens * sizeof(double);
+    exact x = {.w = (double *)golden_alloc(n),
+               .s = (double *)golden_alloc(n),
+               .a = (double *)golden_alloc(n)};
+    for (uint32_t h = 0; h < p->q_heads; h++) {
+        const double *head = v + (size_t)(h / (p->q_heads / p->kv_heads)) * p->tokens * p->dim;
+        for (uint32_t i = 0; i < p->queries; i++) {
+            weigh(p, k, h, i, &x);
+            size_t row = by_query ? (size_t)i * p->q_heads + h : (size_t)h * p->queries + i;
+            for (uint32_t d = 0; d < p->dim; d++) {
+                double got = (double)golden_load(y, y_dtype, row * p->dim + d);
+                judge(p, &x, head, d, r, got, out);
+            }
+        }
+    }
+    free(x.w);
+    free(x.s);
+    free(x.a);
+}
+
+/* The library: f32 throughout, chunks of 256 tokens joined one after another, each join one more
+ * exp and two roundings; sink logits join like a chunk. */
+static arithmetic ours(const problem *p)
+{
+    double joins = (double)p->tokens / 256 + 2;
+    arithmetic r = {.u_score = U32,
+                    .n_score = p->dim,
+                    .u_score_2 = 3 * U32,
+                    .u_weight = joins * 16 * U32,
+                    .u_sum = U32,
+                    .n_sum = (p->tokens < 256 ? p->tokens : 256) + 2 * joins,
+                    .u_out = 2 * U32};
+    return r;
+}
+
+/* MLX on its CPU: sums in index order; dense reads accumulate in f32 and round q, score, weight
+ * and output to the type, quantised ones round every product and sum to it. */
+static arithmetic mlx(const problem *p)
+{
+    double u = p->dtype == KVS_F32 ? U32 : p->dtype == KVS_F16 ? 0x1p-11 : 0x1p-8;
+    bool narrow = p->bits > 0;
+    arithmetic r = {.u_score = narrow ? u : U32,
+                    .n_score = narrow ? 2.0 * p->dim : p->dim,
+                    .u_score_2 = 3 * u,
+                    .u_weight = 2 * u,
+                    .u_sum = narrow ? u : U32,
+                    .n_sum = narrow ? 2.0 * p->tokens : p->tokens,
+                    .u_out = u,
+                    .tiny = p->dtype == KVS_F16 ? 0x1p-25 : 0};
+    return r;
+}
+
+static kvs_cache *filled(kvs_ctx *ctx, const problem *p, kvs_layout layout, uint32_t step)
+{
+    kvs_layer_spec spec = KVS_LAYER_SPEC_INIT;
+    spec.n_kv_heads = p->kv_heads;
+    spec.k_dim = spec.v_dim = p->dim;
+    spec.k = spec.v = codec_of(p);
+    spec.layout = layout;
+    spec.window = p->window;
+    spec.max_block = p->queries > step ? p->queries : step;
+    kvs_cache_opts opts = KVS_CACHE_OPTS_INIT;
+    opts.n_layers = 1;
+    opts.layers = &spec;
+    kvs_cache *cache = NULL;
+    kvs_err err;
+    golden_must(kvs_cache_new(ctx, &opts, &cache, &err), &err);
+    for (uint32_t at = 0; at < p->tokens; at += step) {
+        kvs_kv kv = KVS_KV_INIT;
+        size_t skip = (size_t)at * p->dim * golden_size(p->dtype);
+        kv.n_tokens = p->tokens - at < step ? p->tokens - at : step;
+        kv.dtype = p->dtype;
+        kv.k = (const unsigned char *)p->k + skip;
+        kv.v = (const unsigned char *)p->v + skip;
+        kv.k_token_stride = kv.v_token_stride = p->dim;
+        kv.k_head_stride = kv.v_head_stride = (size_t)p->tokens * p->dim;
+        golden_must(kvs_cache_append(cache, 0, &kv, &err), &err);
+    }
+    return cache;
+}
+
+static void read_cache(kvs_cache *cache, const problem *p, kvs_dtype out_dtype, void *out)
+{
+    kvs_attend a = KVS_ATTEND_INIT;
+    a.n_queries = p->queries;
+    a.n_q_heads = p->q_heads;
+    a.q_dtype = p->dtype;
+    a.q = p->q;
+    a.q_token_stride = p->dim;
+    a.q_head_stride = (size_t)p->queries * p->dim;
+    a.out_dtype = out_dtype;
+    a.out = out;
+    a.scale = p->scale;
+    a.sink_logits = p->sinks;
+    kvs_err err;
+    golden_must(kvs_cache_attend(cache, 0, &a, &err), &err);
+}
+
+/* The library's read in f32, [queries][q_heads][dim]; every layout and every other output type
+ * must agree with it to the bit. */
+static float *read_ours(kvs_ctx *ctx, const problem *p, ledger *l)
+{
+    size_t n = (size_t)p->q_heads * p->queries * p->dim;
+    float *y = (float *)golden_alloc(n * 4);
+    void *z = golden_alloc(n * 4);
+    kvs_cache *cache = filled(ctx, p, KVS_LAYOUT_GROW, p->tokens);
+    read_cache(cache, p, KVS_F32, y);
+    for (int t = KVS_F16; t <= KVS_BF16; t++) {
+        read_cache(cache, p, (kvs_dtype)t, z);
+        for (size_t i = 0; i < n; i++) {
+            uint32_t expect = 0;
+            golden_store(&expect, (kvs_dtype)t, 0, y[i]);
+            if (ledger_fails(l, golden_bits(z, (kvs_dtype)t, i) ==
+                                    golden_bits(&expect, (kvs_dtype)t, 0))) {
+                fprintf(stderr, "%s: output %zu as %s is not the rounded f32 one\n", p->name, i,
+                        golden_type_name((kvs_dtype)t));
+            }
+        }
+    }
+    kvs_cache_free(cache);
+    if (p->window > 0) {
+        cache = filled(ctx, p, KVS_LAYOUT_RING, 13);
+        read_cache(cache, p, KVS_F32, z);
+        if (ledger_fails(l, memcmp(y, z, n * 4) == 0)) {
+            fprintf(stderr, "%s: a ring reads otherwise than a growing cache\n", p->name);
+        }
+        kvs_cache_free(cache);
+    }
+    free(z);
+    return y;
+}
+
+static void report(const problem *p, const char *who, const verdict *v, ledger *l)
+{
+    double rms = sqrt(v->squares / (double)v->n);
+    bool empty = v->empty == v->n;
+    printf("%-7s b%ug%-3u %-4s worst error / bound %.4f, rms / expected %.4f%s\n", p->name, p->bits,
+           p->group, who, v->worst, rms, empty ? " (empty bound)" : "");
+    if (ledger_fails(l, v->worst <= 1 && rms <= 1 && v->n > 0)) {
+        fprintf(stderr, "%s: beyond the bound\n", p->name);
+    }
+}
+
+/* Returns the number of f32 outputs judged. */
+static uint64_t check(kvs_ctx *ctx, const problem *p, ledger *l)
+{
+    verdict own = {0};
+    verdict theirs = {0};
+    arithmetic r = ours(p);
+    double *k = stored(ctx, p, p->k, false);
+    double *v = stored(ctx, p, p->v, false);
+    float *y = read_ours(ctx, p, l);
+    judge_all(p, k, v, y, KVS_F32, true, &r, &own);
+    report(p, "ours", &own, l);
+    free(y);
+    free(k);
+    free(v);
+    r = mlx(p);
+    k = stored(ctx, p, p->k, true);
+    v = stored(ctx, p, p->v, true);
+    judge_all(p, k, v, p->mlx, p->dtype, false, &r, &theirs);
+    report(p, "mlx", &theirs, l);
+    free(k);
+    free(v);
+    if (p->dtype == KVS_F32 && theirs.empty > 0) {
+        gold_die("an empty bound on f32", p->name);
+    }
+    return own.n;
+}
+
+static const void *outputs(const gold_file *f, const problem *p)
+{
+    char name[40];
+    if (p->bits > 0) {
+        (void)snprintf(name, sizeof name, "%s/b%ug%u", p->name, p->bits, p->group);
+    } else {
+        (void)snprintf(name, sizeof name, "%s/dense", p->name);
+    }
+    gold_record r;
+    const void *data = gold_find(f, name, &r);
+    if (gold_elements(&r) != (size_t)p->q_heads * p->queries * p->dim) {
+        gold_die("wrong shape", name);
+    }
+    return data;
+}
+
+int main(void)
+{
+    gold_file f = gold_read(KVS_GOLDEN_DIR "/attention.kvg");
+    gold_record r;
+    const char *text = (const char *)gold_find(&f, "cases", &r);
+    const char *all = getenv("KVS_TEST_TIERS_OFF");
+    kvs_ctx *ctx = golden_ctx(all != NULL && strcmp(all, "all") == 0 ? KVS_TIER_ALL : 0, 2);
+    ledger l = {0, 0};
+    uint64_t judged = 0;
+    uint32_t cases = 0;
+    for (const char *line = text; line < text + r.dims[0]; line = strchr(line, '\n') + 1) {
+        problem p = read_problem(line);
+        char codecs[64];
+        (void)gold_field(line, "codecs", codecs, sizeof codecs);
+        p.mlx = outputs(&f, &p);
+        judged += check(ctx, &p, &l);
+        cases++;
+        for (const char *c = codecs; *c == 'b'; c += strcspn(c, ",") + 1) {
+            char *end = NULL;
+            p.bits = (uint32_t)strtoul(c + 1, &end, 10);
+            p.group = (uint32_t)strtoul(end + 1, &end, 10);
+            p.mlx = outputs(&f, &p);
+            judged += check(ctx, &p, &l);
+            cases++;
+            if (*end == 0) {
+                break;
+            }
+        }
+        free_problem(&p);
+    }
+    kvs_ctx_free(ctx);
+    free(f.data);
+    printf("%u reads, %llu outputs judged against f64, %llu comparisons, %llu failed\n", cases,
+           (unsigned long long)judged, (unsigned long long)l.compared,
+           (unsigned long long)l.failed);
+    return l.failed == 0 && cases == 60 && judged > 20000 ? 0 : 1;
+}

@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: MIT */
+/* model.c: see model.h. Slow and obvious on purpose. */
+#include "diff/model.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/half.h"
+#include "kern/math.h"
+
+static uint32_t dim_of(const model *m, int side)
+{
+    return side ? m->spec.v_dim : m->spec.k_dim;
+}
+
+static size_t row_floats(const model *m, int side)
+{
+    return (size_t)m->spec.n_kv_heads * dim_of(m, side);
+}
+
+static float *xalloc(size_t n)
+{
+    float *p = calloc(n ? n : 1, sizeof *p);
+    if (!p) {
+        abort();
+    }
+    return p;
+}
+
+void model_init(model *m, kvs_ctx *ctx, const kvs_layer_spec *spec)
+{
+    memset(m, 0, sizeof *m);
+    m->ctx = ctx;
+    m->spec = *spec;
+    for (int side = 0; side < 2; side++) {
+        m->in[side] = xalloc(MODEL_MAX_TOKENS * row_floats(m, side));
+        m->raw[side] = xalloc(MODEL_MAX_TOKENS * row_floats(m, side));
+    }
+    model_clear(m);
+}
+
+void model_free(model *m)
+{
+    for (int side = 0; side < 2; side++) {
+        free(m->in[side]);
+        free(m->raw[side]);
+    }
+}
+
+void model_clear(model *m)
+{
+    m->len = 0;
+    m->high = 0;
+    m->early = m->spec.dense_until > 0;
+    m->converted = m->spec.dense_until == 0;
+}
+
+static float to_dtype(kvs_dtype t, float x)
+{
+    if (t == KVS_F16) {
+        return kvs__f16_to_f32(kvs__f16_from_f32(x));
+    }
+    return t == KVS_BF16 ? kvs__bf16_to_f32(kvs__bf16_from_f32(x)) : x;
+}
+
+static void set_raw(model *m, int64_t pos)
+{
+    for (int side = 0; side < 2; side++) {
+        size_t n = row_floats(m, side);
+        for (size_t i = (size_t)pos * n; i < ((size_t)pos + 1) * n; i++) {
+            bool dense = pos < (int64_t)m->spec.dense_until;
+            m->raw[side][i] =
+                dense ? to_dtype(m->spec.dense_dtype, m->in[side][i]) : m->in[side][i];
+        }
+    }
+}
+
+void model_append(model *m, uint32_t n, const float *k, const float *v)
+{
+    int64_t dense = (int64_t)m->spec.dense_until;
+    if (dense > 0 && m->converted) {
+        m->early = false;
+    }
+    const float *src[2] = {k, v};
+    for (int side = 0; side < 2; side++) {
+        size_t f = row_floats(m, side);
+        memcpy(m->in[side] + (size_t)m->len * f, src[side], n * f * sizeof(float));
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        set_raw(m, m->len + i);
+    }
+    m->len += n;
+    m->high = m->len > m->high ? m->len : m->high;
+    m->converted = m->converted || m->len > dense;
+}
+
+void model_rewind(model *m, uint64_t n)
+{
+    m->len -= (int64_t)n;
+    if (m->len == 0) {
+        model_clear(m);
+    }
+    if (m->spec.dense_until > 0 && m->len < (int64_t)m->spec.dense_until) {
+        m->converted = false;
+        for (int64_t p = 0; p < m->len; p++) {
+            set_raw(m, p);
+        }
+    }
+}
+
+bool model_may_miss(const model *m, int64_t pos)
+{
+    if (m->spec.layout == KVS_LAYOUT_GROW) {
+        return false;
+    }
+    int64_t block = m->spec.max_block ? (int64_t)m->spec.max_block : 1;
+    int64_t kept = m->high - ((int64_t)m->spec.window - 1 + block);
+    return kept > (int64_t)m->spec.sinks && pos - (int64_t)m->spec.window + 1 < kept;
+}
+
+static void naive_hadamard(float *x, uint32_t dim)
+{
+    uint32_t block = dim & (0u - dim);
+    float scale = 1.0f;
+    for (uint32_t b = block; b > 1; b /= 4) {
+        scale *= b == 2 ? 0x1.6a09e6p-1f : 0.5f;
+    }
+    for (uint32_t at = 0; at < dim; at += block) {
+        for (uint32_t h = 1; h < block; h *= 2) {
+            for (uint32_t i = 0; i < block; i++) {
+                if ((i & h) == 0) {
+                    float a = x[at + i];
+                    float b = x[at + i + h];
+                    x[at + i] = a + b;
+                    x[at + i + h] = a - b;
+                }
+            }
+        }
+    }
+    for (uint32_t i = 0; i < dim; i++) {
+        x[i] *= scale;
+    }
+}
+
+/* What attention reads for a row, in the domain it is stored in. */
+static void stored_value(const model *m, const kvs_codec *codec, uint32_t dim, const float *row,
+                         float *out)
+{
+    float x[1024];
+    uint32_t words[1024];
+    uint32_t scales[64];
+    uint32_t biases[64];
+    memcpy(x, row, dim * sizeof *x);
+    if (codec->bits && codec->rotate) {
+        naive_hadamard(x, dim);
+    }
+    kvs_status a = kvs_codec_encode(m->ctx, codec, dim, 1, x, KVS_F32, words,
+                                    codec->bits ? scales : NULL, codec->bits ? biases : NULL, NULL);
+    kvs_status b = kvs_codec_decode_f32(m->ctx, codec, dim, 1, words, codec->bits ? scales : NULL,
+                                        codec->bits ? biases : NULL, out, NULL);
+    if (a != KVS_OK || b != KVS_OK) {
+        abort();
+    }
+}
+
+static kvs_codec codec_of(const model *m, int side)
+{
+    return side ? m->spec.v : m->spec.k;
+}
+
+void model_convert(model *m, const kvs_codec *k, const kvs_codec *v)
+{
+    for (int side = 0; m->converted && side < 2; side++) {
+        kvs_codec c = codec_of(m, side);
+        uint32_t dim = dim_of(m, side);
+        float out[1024];
+        for (size_t r = 0; r < (size_t)m->len * m->spec.n_kv_heads; r++) {
+            stored_value(m, &c, dim, m->raw[side] + r * dim, out);
+            if (c.bits && c.rotate) {
+                naive_hadamard(out, dim);
+            }
+            memcpy(m->raw[side] + r * dim, out, dim * sizeof *out);
+        }
+    }
+    m->spec.k = *k;
+    m->spec.v = *v;
+}
+
+bool model_sees(const model *m, const kvs_attend *d, uint32_t query, int64_t key)
+{
+    int64_t w = (int64_t)m->spec.window;
+    int64_t pos = d->q_pos + query;
+    bool block = d->mode == KVS_READ_BLOCK;
+    if (block && key >= m->len) {
+        return true;
+    }
+    int64_t newest = block ? m->len : pos;
+    bool in_window = w == 0 || key > newest - w || key < (int64_t)m->spec.sinks;
+    if (key <= newest && in_window) {
+        return true;
+    }
+    int64_t i = key - d->q_pos;
+    return d->mode == KVS_READ_BIDIRECTIONAL && i >= 0 && i < (int64_t)d->n_queries &&
+           d->flags[i] && d->flags[query];
+}
+
+/* One token's K or V of one head as the query reads it. */
+static void value_at(const model *m, const kvs_attend *d, uint32_t query, int side, uint32_t head,
+                     int64_t pos, const float *block, float *out)
+{
+    bool in_block = d->mode == KVS_READ_BLOCK;
+    uint32_t dim = dim_of(m, side);
+    bool dense = m->spec.dense_until > 0 &&
+                 (in_block ? !m->converted : d->q_pos + query < (int64_t)m->spec.dense_until);
+    kvs_codec c = codec_of(m, side);
+    size_t row = ((size_t)pos * m->spec.n_kv_heads + head) * dim;
+    const float *src = dense ? m->in[side] + row : m->raw[side] + row;
+    if (in_block && pos >= m->len) {
+        src = block + (((size_t)(pos - m->len)) * m->spec.n_kv_heads + head) * dim;
+    }
+    if (dense) {
+        c = (kvs_codec){0, 0, 0, m->spec.dense_dtype};
+    }
+    stored_value(m, &c, dim, src, out);
+}
+
+typedef struct total {
+    float acc[1024];
+    float m;
+    float l;
+} total;
+
+static void join(total *t, const total *c, uint32_t dim)
+{
+    float top = t->m > c->m ? t->m : c->m;
+    float a = kvs__exp(t->m - top);
+    float b = kvs__exp(c->m - top);
+    for (uint32_t i = 0; i < dim; i++) {
+        t->acc[i] = fmaf(t->acc[i], a, c->acc[i] * b);
+    }
+    t->l = fmaf(t->l, a, c->l * b);
+    t->m = top;
+}
+
+static float lane_sum(float *lane)
+{
+    for (int h = 8; h > 0; h /= 2) {
+        for (int i = 0; i < h; i++) {
+            lane[i] += lane[i + h];
+        }
+    }
+    return lane[0];
+}
+
+/* The visible tokens of one chunk for one query of one head; false if there are none. */
+static bool one_chunk(const model *m, const kvs_attend *d, uint32_t query, uint32_t head,
+                      const float *q, int64_t c0, int64_t end, const float *const block[2],
+                      total *out)
+{
+    float s[256];
+    bool seen[256] = {false};
+    float row[1024];
+    bool any = false;
+    out->m = -FLT_MAX;
+    for (int64_t p = c0; p < c0 + 256 && p < end; p++) {
+        if (!model_sees(m, d, query, p)) {
+            continue;
+        }
+        any = true;
+        seen[p - c0] = true;
+        value_at(m, d, query, 0, head, p, block[0], row);
+        float sum = 0.0f;
+        for (uint32_t i = 0; i < m->spec.k_dim; i++) {
+            sum = fmaf(q[i], row[i], sum);
+        }
+        sum = d->softcap > 0.0f ? kvs__softcap(sum, d->softcap) : sum;
+        s[p - c0] = sum;
+        out->m = sum > out->m ? sum : out->m;
+    }
+    float lane[16] = {0};
+    memset(out->acc, 0, sizeof out->acc);
+    for (int i = 0; i < 256; i++) {
+        if (!seen[i]) {
+            continue;
+        }
+        float p = kvs__exp(s[i] - out->m);
+        lane[i % 16] += p;
+        value_at(m, d, query, 1, head, c0 + i, block[1], row);
+        for (uint32_t e = 0; e < m->spec.v_dim; e++) {
+            out->acc[e] = fmaf(p, row[e], out->acc[e]);
+        }
+    }
+    out->l = lane_sum(lane);
+    return any;
+}
+
+static void attend_row(const model *m, const kvs_attend *d, uint32_t query, uint32_t q_head,
+                       const float *q_in, const float *const block[2], float *out)
+{
+    uint32_t head = q_head / (d->n_q_heads / m->spec.n_kv_heads);
+    bool in_block = d->mode == KVS_READ_BLOCK;
+    bool dense = m->spec.dense_until > 0 &&
+                 (in_block ? !m->converted : d->q_pos + query < (int64_t)m->spec.dense_until);
+    int64_t end = m->len + (in_block ? (int64_t)d->n_queries : 0);
+    float q[1024];
+    memcpy(q, q_in, m->spec.k_dim * sizeof *q);
+    if (!dense && m->spec.k.bits && m->spec.k.rotate) {
+        naive_hadamard(q, m->spec.k_dim);
+    }
+    for (uint32_t i = 0; i < m->spec.k_dim; i++) {
+        q[i] *= d->scale;
+    }
+    total t = {.m = -FLT_MAX, .l = 0.0f};
+    memset(t.acc, 0, sizeof t.acc);
+    for (int64_t c0 = 0; c0 < end; c0 += 256) {
+        total c;
+        if (one_chunk(m, d, query, head, q, c0, end, block, &c)) {
+            join(&t, &c, m->spec.v_dim);
+        }
+    }
+    if (d->sink_logits && t.l != 0.0f) {
+        float top = t.m > d->sink_logits[q_head] ? t.m : d->sink_logits[q_head];
+        float a = kvs__exp(t.m - top);
+        t.l = fmaf(t.l, a, kvs__exp(d->sink_logits[q_head] - top));
+        for (uint32_t i = 0; i < m->spec.v_dim; i++) {
+            t.acc[i] *= a;
+        }
+    }
+    for (uint32_t i = 0; i < m->spec.v_dim; i++) {
+        out[i] = t.l == 0.0f ? 0.0f : t.acc[i] / t.l;
+    }
+    if (!dense && m->spec.v.bits && m->spec.v.rotate) {
+        naive_hadamard(out, m->spec.v_dim);
+    }
+    for (uint32_t i = 0; i < m->spec.v_dim; i++) {
+        out[i] = out[i] != out[i] ? kvs__f32_bits(0x7fc00000u) : out[i];
+    }
+}
+
+void model_attend(const model *m, const kvs_attend *d, const float *q, const float *block_k,
+                  const float *block_v, float *out)
+{
+    const float *const block[2] = {block_k, block_v};
+    for (uint32_t i = 0; i < d->n_queries; i++) {
+        for (uint32_t h = 0; h < d->n_q_heads; h++) {
+            size_t r = (size_t)i * d->n_q_heads + h;
+            attend_row(m, d, i, h, q + r * m->spec.k_dim, block, out + r * m->spec.v_dim);
+        }
+    }
+}

@@ -1,0 +1,650 @@
+/* SPDX-License-Identifier: MIT */
+/* ops.c: see ops.h. Every op is followed by the invariants: lengths and bytes agree, nothing is
+ * allocated that the cache does not account for, and a failed call left no trace. */
+#include "diff/ops.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "base/half.h"
+#include "diff/model.h"
+
+#define MAX_LAYERS 3
+#define MAX_BLOCK  320
+
+typedef struct heap {
+    uint64_t count;
+    uint64_t fail_at;
+    size_t live;
+    bool failed; /* an allocation was refused since last looked at */
+} heap;
+
+static void *heap_alloc(void *user, size_t bytes, size_t align)
+{
+    heap *h = user;
+    if (h->fail_at && ++h->count == h->fail_at) {
+        h->failed = true;
+        return NULL;
+    }
+    size_t rounded = (bytes + align - 1) / align * align;
+    unsigned char *p = aligned_alloc(align, rounded ? rounded : align);
+    if (p) {
+        memset(p, 0xff,
+               rounded); /* NaN in every float format: what was not written must not show */
+        h->live += bytes;
+    }
+    return p;
+}
+
+static void heap_free(void *user, void *ptr, size_t bytes)
+{
+    heap *h = user;
+    h->live -= bytes;
+    memset(ptr, 0xee, bytes);
+    free(ptr);
+}
+
+typedef struct run {
+    const uint8_t *p;
+    size_t n;
+    heap heap;
+    kvs_ctx *ctx;   /* the cache's, with the failing heap */
+    kvs_ctx *plain; /* the model's codec calls */
+    kvs_cache *cache;
+    uint32_t n_layers;
+    kvs_layer_spec spec[MAX_LAYERS];
+    model model[MAX_LAYERS];
+    kvs_view *view;
+    model at_view; /* the layer as it was */
+    uint32_t view_layer;
+    uint64_t rng;
+    uint64_t op;
+    ops_stats *stats;
+    float *k;
+    float *v;
+    float *q;
+    float *got;
+    float *want;
+} run;
+
+static uint32_t byte(run *r)
+{
+    if (r->n == 0) {
+        return 0;
+    }
+    r->n--;
+    return *r->p++;
+}
+
+static uint32_t pick(run *r, uint32_t n)
+{
+    return byte(r) % n;
+}
+
+static uint64_t rng_next(run *r)
+{
+    uint64_t z = r->rng += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+static float value(run *r, bool odd)
+{
+    uint64_t z = rng_next(r);
+    if (odd && z % 97 == 0) {
+        static const uint32_t bits[] = {0x80000000u, 0x7f800000u, 0xff800000u, 0x7fc00000u,
+                                        0x00000001u, 0x7f7fffffu, 0x33800000u, 0xc7800000u};
+        return kvs__f32_bits(bits[z / 97 % KVS_COUNT(bits)]);
+    }
+    return (float)((int64_t)(z >> 40) - (1 << 23)) * 0x1p-22f;
+}
+
+static int report(const run *r, const char *what, const char *detail)
+{
+    (void)fprintf(stderr, "op %llu: %s: %s\n", (unsigned long long)r->op, what, detail);
+    return 1;
+}
+
+#define CHECK(cond, what)                                                                          \
+    do {                                                                                           \
+        if (!(cond)) {                                                                             \
+            return report(r, what, #cond);                                                         \
+        }                                                                                          \
+    } while (0)
+
+static kvs_codec draw_codec(run *r, uint32_t dim)
+{
+    static const uint8_t bits[] = {0, 0, 0, 2, 3, 4, 4, 5, 6, 8, 8};
+    kvs_codec c = KVS_CODEC_DENSE((kvs_dtype)pick(r, 3));
+    uint8_t b = bits[pick(r, sizeof bits)];
+    uint16_t group = (uint16_t)(32u << pick(r, 3));
+    if (b && dim % group == 0) {
+        c.bits = b;
+        c.group = group;
+        c.rotate = (uint8_t)pick(r, 2);
+    }
+    return c;
+}
+
+static void draw_spec(run *r, kvs_layer_spec *s)
+{
+    static const uint32_t dims[] = {16, 24, 32, 64, 64, 96, 128};
+    kvs_layer_spec init = KVS_LAYER_SPEC_INIT;
+    *s = init;
+    s->n_kv_heads = 1 + pick(r, 3);
+    s->k_dim = dims[pick(r, KVS_COUNT(dims))];
+    s->v_dim = dims[pick(r, KVS_COUNT(dims))];
+    s->k = draw_codec(r, s->k_dim);
+    s->v = draw_codec(r, s->v_dim);
+    uint32_t kind = pick(r, 4);
+    s->layout = kind >= 2 ? KVS_LAYOUT_RING : KVS_LAYOUT_GROW;
+    s->window = kind == 0 ? 0 : 1 + pick(r, 60);
+    s->sinks = kind == 0 ? 0 : pick(r, 8) * pick(r, 4);
+    s->max_block = kind >= 2 ? pick(r, 40) : 0;
+    s->dense_until = pick(r, 3) == 0 ? pick(r, 40) : 0;
+    s->dense_dtype = (kvs_dtype)pick(r, 3);
+}
+
+static uint32_t max_block(const kvs_layer_spec *s)
+{
+    if (s->layout == KVS_LAYOUT_RING) {
+        return s->max_block ? s->max_block : 1;
+    }
+    return MAX_BLOCK;
+}
+
+static int after_op(run *r)
+{
+    r->op++;
+    r->stats->ops++;
+    for (uint32_t i = 0; i < r->n_layers; i++) {
+        CHECK(kvs_cache_length(r->cache, i) == r->model[i].len, "length");
+    }
+    if (!r->view) { /* a view may be the only holder of a segment */
+        kvs_ctx_stats s = KVS_CTX_STATS_INIT;
+        CHECK(kvs_ctx_get_stats(r->ctx, &s) == KVS_OK, "stats");
+        CHECK(s.live_bytes == r->heap.live, "live bytes");
+    }
+    return 0;
+}
+
+/* Was the status right, given that an allocation may have been refused? */
+static bool failed_as_told(run *r, kvs_status st)
+{
+    bool f = r->heap.failed;
+    r->heap.failed = false;
+    if (f) {
+        r->stats->refused++;
+    }
+    return f && st == KVS_E_NOMEM;
+}
+
+static void fill(run *r, float *x, size_t n, bool odd)
+{
+    for (size_t i = 0; i < n; i++) {
+        x[i] = value(r, odd);
+    }
+}
+
+static int op_append(run *r, uint32_t layer)
+{
+    model *m = &r->model[layer];
+    uint32_t n = 1 + pick(r, 24);
+    if (pick(r, 12) == 0) {
+        n += pick(r, 255) + 30;
+    }
+    if (m->len + n > MODEL_MAX_TOKENS) {
+        return 0;
+    }
+    bool odd = pick(r, 16) == 0;
+    size_t nk = (size_t)n * m->spec.n_kv_heads * m->spec.k_dim;
+    size_t nv = (size_t)n * m->spec.n_kv_heads * m->spec.v_dim;
+    fill(r, r->k, nk, odd);
+    fill(r, r->v, nv, odd);
+    kvs_kv kv = KVS_KV_INIT;
+    kv.n_tokens = n;
+    kv.k = r->k;
+    kv.v = r->v;
+    if (pick(r, 3) == 0) {
+        kvs_status st = kvs_cache_reserve(r->cache, layer, n, NULL);
+        CHECK(st == KVS_OK || st == KVS_E_LIMIT || failed_as_told(r, st), "reserve");
+    }
+    kvs_err err = {KVS_OK, 0, "", ""};
+    kvs_status st = kvs_cache_append(r->cache, layer, &kv, &err);
+    if (n > max_block(&m->spec)) {
+        CHECK(st == KVS_E_LIMIT && err.msg[0], "block above the limit");
+        r->stats->refused++;
+        return 0;
+    }
+    if (failed_as_told(r, st)) {
+        return 0;
+    }
+    CHECK(st == KVS_OK, err.msg);
+    model_append(m, n, r->k, r->v);
+    return 0;
+}
+
+static int op_rewind(run *r, uint32_t layer)
+{
+    model *m = &r->model[layer];
+    uint64_t n = pick(r, 3) == 0 ? pick(r, 255) : pick(r, 12);
+    kvs_status can = kvs_cache_can_rewind(r->cache, layer, n);
+    kvs_status st = kvs_cache_rewind(r->cache, layer, n, NULL);
+    if (n > (uint64_t)m->len) {
+        CHECK(st == KVS_E_RANGE && can == KVS_NO, "rewind past the start");
+        r->stats->refused++;
+        return 0;
+    }
+    int64_t to = m->len - (int64_t)n;
+    int64_t dense = (int64_t)m->spec.dense_until;
+    bool needs_early = dense > 0 && (to < dense || (to == dense && !m->converted));
+    bool must = to == 0 || (!model_may_miss(m, to) && (!needs_early || m->early));
+    CHECK((can == KVS_OK) == (st == KVS_OK), "can_rewind and rewind agree");
+    CHECK(!must || st == KVS_OK, "a rewind that is exact is refused");
+    CHECK(to == 0 || !(needs_early && !m->early) || st == KVS_E_STATE,
+          "rewind into a dropped dense copy");
+    if (st == KVS_OK) {
+        model_rewind(m, n);
+    } else {
+        CHECK(st == KVS_E_STATE, "status of a refused rewind");
+        r->stats->refused++;
+    }
+    return 0;
+}
+
+static int compare(run *r, const float *got, const float *want, size_t n, const char *what)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (memcmp(&got[i], &want[i], sizeof *got) != 0) {
+            char msg[160];
+            (void)snprintf(
+                msg, sizeof msg, "element %zu is %.9g (%08x), the model says %.9g (%08x)", i,
+                (double)got[i], kvs__bits_f32(got[i]), (double)want[i], kvs__bits_f32(want[i]));
+            return report(r, what, msg);
+        }
+        r->stats->digest = (r->stats->digest ^ kvs__bits_f32(got[i])) * 0x100000001b3u;
+    }
+    r->stats->reads++;
+    return 0;
+}
+
+static void draw_read(run *r, const model *m, kvs_attend *d, float *sinks)
+{
+    kvs_attend init = KVS_ATTEND_INIT;
+    *d = init;
+    d->n_q_heads = m->spec.n_kv_heads * (1 + pick(r, 4));
+    d->n_queries = 1 + (pick(r, 3) == 0 ? pick(r, 20) : 0);
+    d->q = r->q;
+    d->out = r->got;
+    d->scale = 0.125f;
+    d->softcap = pick(r, 5) == 0 ? 3.0f : 0.0f;
+    if (pick(r, 5) == 0) {
+        for (uint32_t h = 0; h < d->n_q_heads; h++) {
+            sinks[h] = value(r, false) * 4.0f;
+        }
+        d->sink_logits = sinks;
+    }
+    fill(r, r->q, (size_t)d->n_queries * d->n_q_heads * m->spec.k_dim, pick(r, 30) == 0);
+}
+
+/* Must, may, or must not this causal read be refused? */
+static int judge_read(run *r, const model *m, const kvs_attend *d, kvs_status st, bool *done)
+{
+    int64_t dense = (int64_t)m->spec.dense_until;
+    *done = true;
+    if (m->len == 0) {
+        CHECK(st == KVS_E_STATE, "read of an empty layer");
+    } else if (d->q_pos < 0 || d->q_pos + d->n_queries > m->len) {
+        CHECK(st == KVS_E_RANGE, "queries out of range");
+    } else if (dense > 0 && d->mode == KVS_READ_BIDIRECTIONAL && d->q_pos < dense &&
+               d->q_pos + d->n_queries > dense) {
+        CHECK(st == KVS_E_UNSUPPORTED, "bidirectional read across the switch");
+    } else if (dense > 0 && d->q_pos < dense && !m->early) {
+        CHECK(st == KVS_E_STATE || st == KVS_E_RANGE, "query below a dropped dense copy");
+    } else if (model_may_miss(m, d->q_pos) && st == KVS_E_RANGE) {
+        r->stats->refused++;
+    } else {
+        CHECK(st == KVS_OK, kvs_status_name(st));
+        *done = false;
+    }
+    return 0;
+}
+
+static int op_read(run *r, uint32_t layer)
+{
+    model *m = &r->model[layer];
+    kvs_attend d;
+    float sinks[64];
+    uint8_t flags[64];
+    draw_read(r, m, &d, sinks);
+    if (pick(r, 6) == 0) {
+        d.mode = KVS_READ_BIDIRECTIONAL;
+        for (uint32_t i = 0; i < d.n_queries; i++) {
+            flags[i] = (uint8_t)pick(r, 2);
+        }
+        d.flags = flags;
+    }
+    d.q_pos = pick(r, 4) == 0 ? (int64_t)pick(r, 255) : -1;
+    kvs_status st = kvs_cache_attend(r->cache, layer, &d, NULL);
+    d.q_pos = d.q_pos < 0 ? m->len - (int64_t)d.n_queries : d.q_pos;
+    bool done = false;
+    if (judge_read(r, m, &d, st, &done) || done) {
+        return done ? 0 : 1;
+    }
+    model_attend(m, &d, r->q, NULL, NULL, r->want);
+    return compare(r, r->got, r->want, (size_t)d.n_queries * d.n_q_heads * m->spec.v_dim, "read");
+}
+
+static int op_block(run *r, uint32_t layer)
+{
+    model *m = &r->model[layer];
+    kvs_attend d;
+    float sinks[64];
+    draw_read(r, m, &d, sinks);
+    fill(r, r->k, (size_t)d.n_queries * m->spec.n_kv_heads * m->spec.k_dim, false);
+    fill(r, r->v, (size_t)d.n_queries * m->spec.n_kv_heads * m->spec.v_dim, false);
+    kvs_kv kv = KVS_KV_INIT;
+    kv.n_tokens = d.n_queries;
+    kv.k = r->k;
+    kv.v = r->v;
+    d.mode = KVS_READ_BLOCK;
+    d.block = &kv;
+    kvs_status st = kvs_cache_attend(r->cache, layer, &d, NULL);
+    if (m->len == 0) {
+        CHECK(st == KVS_E_STATE, "block read of an empty layer");
+        return 0;
+    }
+    if (failed_as_told(r, st)) {
+        return 0;
+    }
+    CHECK(st == KVS_OK, kvs_status_name(st));
+    d.q_pos = m->len;
+    model_attend(m, &d, r->q, r->k, r->v, r->want);
+    return compare(r, r->got, r->want, (size_t)d.n_queries * d.n_q_heads * m->spec.v_dim,
+                   "block read");
+}
+
+static void copy_model(model *dst, const model *src)
+{
+    model_init(dst, src->ctx, &src->spec);
+    float *in[2] = {dst->in[0], dst->in[1]};
+    float *raw[2] = {dst->raw[0], dst->raw[1]};
+    *dst = *src;
+    for (int s = 0; s < 2; s++) {
+        size_t n = (size_t)MODEL_MAX_TOKENS * src->spec.n_kv_heads *
+                   (s ? src->spec.v_dim : src->spec.k_dim);
+        memcpy(in[s], src->in[s], n * sizeof(float));
+        memcpy(raw[s], src->raw[s], n * sizeof(float));
+        dst->in[s] = in[s];
+        dst->raw[s] = raw[s];
+    }
+}
+
+static void drop_view(run *r)
+{
+    if (r->view) {
+        kvs_view_free(r->view);
+        model_free(&r->at_view);
+        r->view = NULL;
+    }
+}
+
+static int op_view(run *r, uint32_t layer)
+{
+    if (!r->view) {
+        kvs_status st = kvs_view_new(r->cache, layer, &r->view, NULL);
+        if (r->model[layer].len == 0) {
+            CHECK(st == KVS_E_STATE && !r->view, "view of an empty layer");
+            return 0;
+        }
+        if (failed_as_told(r, st)) {
+            return 0;
+        }
+        CHECK(st == KVS_OK, kvs_status_name(st));
+        copy_model(&r->at_view, &r->model[layer]);
+        return 0;
+    }
+    model *m = &r->at_view;
+    kvs_view_info info = KVS_VIEW_INFO_INIT;
+    CHECK(kvs_view_get_info(r->view, &info) == KVS_OK && info.offset == m->len, "view offset");
+    kvs_attend d;
+    float sinks[64];
+    draw_read(r, m, &d, sinks);
+    kvs_status st = kvs_view_attend(r->view, &d, NULL);
+    d.q_pos = m->len - (int64_t)d.n_queries;
+    bool done = false;
+    if (judge_read(r, m, &d, st, &done) || done) {
+        return done ? 0 : 1;
+    }
+    model_attend(m, &d, r->q, NULL, NULL, r->want);
+    if (compare(r, r->got, r->want, (size_t)d.n_queries * d.n_q_heads * m->spec.v_dim, "view")) {
+        return 1;
+    }
+    if (pick(r, 3) == 0) {
+        drop_view(r);
+    }
+    return 0;
+}
+
+static int op_convert(run *r, uint32_t layer)
+{
+    model *m = &r->model[layer];
+    if (model_may_miss(m, m->len)) { /* the model keeps what a ring dropped: same live tokens */
+    }
+    kvs_codec k = draw_codec(r, m->spec.k_dim);
+    kvs_codec v = draw_codec(r, m->spec.v_dim);
+    kvs_status st = kvs_cache_convert(r->cache, layer, &k, &v, NULL);
+    if (failed_as_told(r, st)) {
+        return 0;
+    }
+    CHECK(st == KVS_OK, kvs_status_name(st));
+    kvs_codec ok = m->spec.k;
+    kvs_codec ov = m->spec.v;
+    if (memcmp(&ok, &k, sizeof k) != 0 || memcmp(&ov, &v, sizeof v) != 0) {
+        model_convert(m, &k, &v);
+    }
+    return 0;
+}
+
+typedef struct planes_buf {
+    kvs_planes p;
+    size_t bytes[6];
+} planes_buf;
+
+static void planes_alloc(planes_buf *b, const kvs_layer_spec *s, bool dense, uint64_t n)
+{
+    kvs_planes init = KVS_PLANES_INIT;
+    b->p = init;
+    for (int side = 0; side < 2; side++) {
+        kvs_codec c = side ? s->v : s->k;
+        if (dense) {
+            c = (kvs_codec){0, 0, 0, s->dense_dtype};
+        }
+        size_t dim = side ? s->v_dim : s->k_dim;
+        size_t eb = c.dtype == KVS_F32 ? 4 : 2;
+        void **p = side ? b->p.v : b->p.k;
+        size_t rows = (size_t)n * s->n_kv_heads;
+        b->bytes[side * 3] = rows * (c.bits ? dim * c.bits / 8 : dim * eb);
+        b->bytes[side * 3 + 1] = c.bits ? rows * (dim / c.group) * eb : 0;
+        b->bytes[side * 3 + 2] = b->bytes[side * 3 + 1];
+        for (int i = 0; i < 3; i++) {
+            p[i] = b->bytes[side * 3 + i] ? malloc(b->bytes[side * 3 + i]) : NULL;
+        }
+    }
+}
+
+static void planes_free(planes_buf *b)
+{
+    for (int i = 0; i < 3; i++) {
+        free(b->p.k[i]);
+        free(b->p.v[i]);
+    }
+}
+
+/* Export of the live tokens, import into a second cache, and the same bytes out of that one. */
+static int op_copy(run *r, uint32_t layer)
+{
+    model *m = &r->model[layer];
+    int64_t oldest = kvs_cache_oldest(r->cache, layer);
+    uint64_t n = (uint64_t)(m->len - oldest);
+    if (n == 0 || (m->spec.dense_until > 0 && m->converted) || m->spec.sinks > 0) {
+        return 0;
+    }
+    bool dense = m->spec.dense_until > 0;
+    planes_buf a;
+    planes_buf b;
+    planes_alloc(&a, &m->spec, dense, n);
+    planes_alloc(&b, &m->spec, dense, n);
+    kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
+    o.n_layers = 1;
+    o.layers = &m->spec;
+    kvs_cache *c = NULL;
+    kvs_status st = kvs_cache_export(r->cache, layer, oldest, n, &a.p, NULL);
+    CHECK(st == KVS_OK, kvs_status_name(st));
+    CHECK(kvs_cache_new(r->plain, &o, &c, NULL) == KVS_OK, "second cache");
+    st = kvs_cache_import(c, 0, oldest, n, &a.p, NULL);
+    CHECK(st == KVS_OK, kvs_status_name(st));
+    CHECK(kvs_cache_export(c, 0, oldest, n, &b.p, NULL) == KVS_OK, "export again");
+    for (int i = 0; i < 6; i++) {
+        const void *x = i < 3 ? a.p.k[i] : a.p.v[i - 3];
+        const void *y = i < 3 ? b.p.k[i] : b.p.v[i - 3];
+        CHECK(!x || memcmp(x, y, a.bytes[i]) == 0, "planes after import");
+    }
+    kvs_attend d;
+    float sinks[64];
+    draw_read(r, m, &d, sinks);
+    d.n_queries = 1;
+    st = kvs_cache_attend(c, 0, &d, NULL);
+    CHECK(st == KVS_OK, "read of the imported layer");
+    d.q_pos = m->len - 1;
+    model_attend(m, &d, r->q, NULL, NULL, r->want);
+    int bad = compare(r, r->got, r->want, (size_t)d.n_q_heads * m->spec.v_dim, "imported");
+    kvs_cache_free(c);
+    planes_free(&a);
+    planes_free(&b);
+    return bad;
+}
+
+static int op_clear(run *r)
+{
+    CHECK(kvs_cache_clear(r->cache, NULL) == KVS_OK, "clear");
+    for (uint32_t i = 0; i < r->n_layers; i++) {
+        model_clear(&r->model[i]);
+    }
+    return 0;
+}
+
+static int one_op(run *r)
+{
+    uint32_t kind = pick(r, 32);
+    uint32_t layer = pick(r, r->n_layers);
+    if (kind < 12) {
+        return op_append(r, layer);
+    }
+    if (kind < 16) {
+        return op_rewind(r, layer);
+    }
+    if (kind < 23) {
+        return op_read(r, layer);
+    }
+    if (kind < 25) {
+        return op_block(r, layer);
+    }
+    if (kind < 28) {
+        return op_view(r, layer);
+    }
+    if (kind == 28) {
+        return op_convert(r, layer);
+    }
+    if (kind < 31) {
+        return op_copy(r, layer);
+    }
+    return pick(r, 4) == 0 ? op_clear(r) : 0;
+}
+
+static bool start(run *r, uint32_t tiers_off, uint32_t n_threads)
+{
+    kvs_ctx_opts o = KVS_CTX_OPTS_INIT;
+    o.n_threads = 1;
+    if (kvs_ctx_new(&o, &r->plain, NULL) != KVS_OK) {
+        return false;
+    }
+    o.alloc = heap_alloc;
+    o.free = heap_free;
+    o.alloc_user = &r->heap;
+    o.tiers_off = tiers_off;
+    o.n_threads = n_threads;
+    if (kvs_ctx_new(&o, &r->ctx, NULL) != KVS_OK) {
+        return false;
+    }
+    r->n_layers = 1 + pick(r, MAX_LAYERS);
+    for (uint32_t i = 0; i < r->n_layers; i++) {
+        draw_spec(r, &r->spec[i]);
+    }
+    kvs_cache_opts c = KVS_CACHE_OPTS_INIT;
+    c.n_layers = r->n_layers;
+    c.layers = r->spec;
+    c.reserve_tokens = pick(r, 3) == 0 ? pick(r, 200) : 0;
+    kvs_err err = {KVS_OK, 0, "", ""};
+    if (kvs_cache_new(r->ctx, &c, &r->cache, &err) != KVS_OK) {
+        (void)fprintf(stderr, "cache: %s\n", err.msg);
+        return false;
+    }
+    for (uint32_t i = 0; i < r->n_layers; i++) {
+        model_init(&r->model[i], r->plain, &r->spec[i]);
+    }
+    return true;
+}
+
+static int finish(run *r, int bad)
+{
+    drop_view(r);
+    kvs_cache_free(r->cache);
+    for (uint32_t i = 0; i < r->n_layers; i++) {
+        if (r->model[i].in[0]) {
+            model_free(&r->model[i]);
+        }
+    }
+    kvs_ctx_free(r->ctx);
+    kvs_ctx_free(r->plain);
+    free(r->k);
+    free(r->v);
+    free(r->q);
+    free(r->got);
+    free(r->want);
+    if (!bad && r->heap.live != 0) {
+        return report(r, "leak", "bytes are live after everything was freed");
+    }
+    return bad;
+}
+
+int ops_run(const uint8_t *program, size_t n, uint32_t tiers_off, uint32_t n_threads,
+            uint64_t fail_at, ops_stats *stats)
+{
+    run r;
+    memset(&r, 0, sizeof r);
+    r.p = program;
+    r.n = n;
+    r.stats = stats;
+    r.rng = n;
+    size_t kv = (size_t)(MAX_BLOCK + 64) * 3 * 128;
+    r.k = calloc(kv, sizeof(float));
+    r.v = calloc(kv, sizeof(float));
+    r.q = calloc((size_t)32 * 16 * 128, sizeof(float));
+    r.got = calloc((size_t)32 * 16 * 128, sizeof(float));
+    r.want = calloc((size_t)32 * 16 * 128, sizeof(float));
+    if (!r.k || !r.v || !r.q || !r.got || !r.want || !start(&r, tiers_off, n_threads)) {
+        return finish(&r, 1);
+    }
+    r.heap.fail_at = fail_at;
+    stats->programs++;
+    int bad = 0;
+    while (!bad && r.n > 0) {
+        bad = one_op(&r) || after_op(&r);
+    }
+    return finish(&r, bad);
+}

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: MIT
+# cmake -DFOLDER=... -P check_hashes.cmake: every file of SHA256SUMS has its hash.
+file(STRINGS ${FOLDER}/SHA256SUMS lines)
+list(LENGTH lines n)
+if(n LESS 3)
+  message(FATAL_ERROR "SHA256SUMS names ${n} files")
+endif()
+foreach(line IN LISTS lines)
+  string(REGEX MATCH "^([0-9a-f]+)  (.+)$" found "${line}")
+  file(SHA256 ${FOLDER}/${CMAKE_MATCH_2} hash)
+  if(NOT hash STREQUAL CMAKE_MATCH_1)
+    message(FATAL_ERROR "${CMAKE_MATCH_2} has hash ${hash}, recorded ${CMAKE_MATCH_1}")
+  endif()
+endforeach()
+message(STATUS "${n} files have their recorded hash")
