@@ -158,6 +158,7 @@ __attribute__((target("avx2,fma"))) static void bench_fma_avx2(void)
         x[i] = _mm256_set1_ps((float)i);
     }
     for (long n = 0; n < BENCH_FMA_STEPS; n++) {
+#pragma GCC unroll 12
         for (int i = 0; i < 12; i++) {
             x[i] = _mm256_fmadd_ps(x[i], c, c);
             __asm__ volatile("" : "+x"(x[i]));
@@ -173,6 +174,7 @@ __attribute__((target("avx512f"))) static void bench_fma_avx512(void)
         x[i] = _mm512_set1_ps((float)i);
     }
     for (long n = 0; n < BENCH_FMA_STEPS; n++) {
+#pragma GCC unroll 12
         for (int i = 0; i < 12; i++) {
             x[i] = _mm512_fmadd_ps(x[i], c, c);
             __asm__ volatile("" : "+v"(x[i]));
