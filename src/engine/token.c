@@ -9,27 +9,27 @@
 #include "engine/token_pre.h"
 
 /* Tokens that end a turn or a text, by spelling: many files name only one of them. */
-static const char *const EOG_TEXTS[] = {"<|eot_id|>",
-                                        "<|im_end|>",
-                                        "<|end|>",
-                                        "<|return|>",
-                                        "<|call|>",
-                                        "<|eom_id|>",
-                                        "<end_of_turn>",
-                                        "<|endoftext|>",
-                                        "<|end_of_text|>",
-                                        "<EOT>",
-                                        "_<EOT>",
-                                        "[EOT]",
-                                        "[EOS]",
-                                        "<end_of_utterance>",
-                                        "<turn|>",
-                                        "<|flush|>",
-                                        "<|calls|>",
-                                        "<eos>",
-                                        "</s>",
-                                        "<\xef\xbd\x9c"
-                                        "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>"};
+static const char *const EOG_TEXTS[] = {
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|eom_id|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<end_of_utterance>",
+    "<turn|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<eos>",
+    "</s>",
+    "<\xef\xbd\x9c\x65nd\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>"};
 static const char *const EOT_TEXTS[] = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"};
 
 static uint32_t attr_of(int32_t type)
