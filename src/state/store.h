@@ -97,8 +97,10 @@ void kvs__store_init(kvs__store *s, const kvs_layer_spec *spec, const kvs_codec 
 bool kvs__store_planned(const kvs__store *s, uint64_t n_tokens, size_t *bytes);
 size_t kvs__store_bytes(const kvs__store *s);
 /* Makes room for positions [at, at + n) and copies segments whose pinned slots they would write
- * over. On failure nothing but spare capacity changed. */
+ * over. On failure no segment was added; one may have been copied. */
 kvs_status kvs__store_reserve(kvs_ctx *ctx, kvs__store *s, int64_t at, uint64_t n, kvs_err *err);
+/* Gives up the segments from n_segs on, which hold no token. */
+void kvs__store_trim(kvs_ctx *ctx, kvs__store *s, uint32_t n_segs);
 /* Counts n tokens as written; the room was reserved. */
 void kvs__store_advance(kvs__store *s, uint64_t n);
 /* Empty ring: continue at position `at`, everything before it (sinks apart) counts as dropped. */
@@ -144,8 +146,6 @@ void kvs__store_get_units(const kvs__store *s, int side, int plane, uint32_t hea
                           uint64_t n, unsigned char *dst);
 void kvs__store_set_units(kvs__store *s, int side, int plane, uint32_t head, int64_t at, uint64_t n,
                           const unsigned char *src);
-/* f32 -> scale dtype with MLX's NaN: bf16 0x7fc0, f16 sign | 0x7d00. */
-void kvs__scale_store(void *dst, kvs_dtype dtype, const float *src, size_t n);
 
 /* -- reading (attend.c) */
 
