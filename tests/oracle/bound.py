@@ -5,9 +5,9 @@ With u = 2^-24, weights w_j and output o, to first order an output element may b
     sum_j w_j e_j |v_j - o| + n u (sum_j w_j |v_j| + |o|),
     e_j = (dim + 3) u |scale| sum_d |q_d k_jd| + (c + d |s_j - max s|) u,
 c and d of the exp and of what else a weight goes through, n the longest path of additions. Weights
-below e^-86.5, the least that the library's exp tells from 0 (MLX's: e^-88), may be lost. Worst cases
-grow with n; errors that do not conspire grow with its root, so root-mean-square errors are held
-against the same form with roots and squares.
+below e^-86.5, the least that the library's exp tells from 0 (MLX's: e^-88), may be lost. Worst
+cases grow with n; errors that do not conspire grow with its root, so root-mean-square errors are
+held against the same form with roots and squares.
 """
 
 import numpy as np
