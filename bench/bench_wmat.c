@@ -23,15 +23,15 @@
 #include "kvstate/base.h"
 
 #define DECODE_BYTES ((size_t)96 << 20)
-#define PASSES 7
-#define MAX_ROWS 512u
-#define MAX_K 2048u
-#define N_THREADS 2u
+#define PASSES       7
+#define MAX_ROWS     512u
+#define MAX_K        2048u
+#define N_THREADS    2u
 
 static int n_filters;
 static char **filters;
-static uint8_t *weights;       /* DECODE_BYTES, of the type under test */
-static float *x;               /* [MAX_ROWS][MAX_K] */
+static uint8_t *weights; /* DECODE_BYTES, of the type under test */
+static float *x;         /* [MAX_ROWS][MAX_K] */
 static float *y;
 static kvs_ctx *ctx[N_THREADS];
 static void *scratch;

@@ -12,7 +12,9 @@ set_tests_properties(kcheck PROPERTIES LABELS "kernel;quick" TIMEOUT 600 SKIP_RE
 add_test(NAME kcheck_full COMMAND kcheck --full)
 set_tests_properties(kcheck_full PROPERTIES LABELS "kernel;long" TIMEOUT 1800 SKIP_RETURN_CODE 77)
 # Each ISA file exports its init function and nothing else.
-add_test(NAME kern_symbols COMMAND ${CMAKE_COMMAND} -DNM=${CMAKE_NM}
-  "-DOBJECTS=$<JOIN:$<TARGET_OBJECTS:kvstate_objects>,|>"
-  -P ${PROJECT_SOURCE_DIR}/tests/kcheck/symbols.cmake)
-set_tests_properties(kern_symbols PROPERTIES LABELS "kernel;quick" TIMEOUT 60)
+if(KVS_SIMD)
+  add_test(NAME kern_symbols COMMAND ${CMAKE_COMMAND} -DNM=${CMAKE_NM}
+    "-DOBJECTS=$<JOIN:$<TARGET_OBJECTS:kvstate_objects>,|>"
+    -P ${PROJECT_SOURCE_DIR}/tests/kcheck/symbols.cmake)
+  set_tests_properties(kern_symbols PROPERTIES LABELS "kernel;quick" TIMEOUT 60)
+endif()

@@ -13,5 +13,5 @@ if(TARGET token_driver AND Python3_FOUND)
   add_test(NAME oracle_token COMMAND Python3::Interpreter ${dir}/with_venv.py
     ${PROJECT_BINARY_DIR}/venv-token ${dir}/requirements-token.txt
     ${dir}/oracle_token.py $<TARGET_FILE:token_driver>)
-  set_tests_properties(oracle_token PROPERTIES LABELS "oracle;model" TIMEOUT 1200 SKIP_RETURN_CODE 77)
+  set_tests_properties(oracle_token PROPERTIES LABELS "oracle;model" TIMEOUT 2400 SKIP_RETURN_CODE 77)
 endif()

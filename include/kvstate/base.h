@@ -93,7 +93,8 @@ typedef struct kvs_ctx_opts {
     uint32_t
         n_threads; /* threads that work on a call, the caller's included; 0: all CPUs allowed */
     uint32_t tiers_off; /* KVS_TIER_* to do without, at most what the CPU has */
-    size_t max_bytes;   /* hard limit on live bytes of this context; 0: none */
+    size_t max_bytes;   /* hard limit on live bytes; a call that would pass it gives KVS_E_NOMEM (a
+                           limit that does not hold the context: KVS_E_LIMIT). 0: none */
 } kvs_ctx_opts;
 #define KVS_CTX_OPTS_INIT                                                                          \
     {                                                                                              \

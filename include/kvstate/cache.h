@@ -72,12 +72,13 @@ typedef struct kvs_cache kvs_cache;
 KVS_API kvs_status kvs_cache_plan(const kvs_cache_opts *opts, uint64_t n_tokens,
                                   size_t *state_bytes, size_t *layer_bytes, kvs_err *err);
 
-/* KVS_E_INVAL / KVS_E_UNSUPPORTED name the layer and the value. Also reserves the context's
- * attention scratch, so that later reads cannot run out of memory. */
+/* KVS_E_INVAL / KVS_E_UNSUPPORTED / KVS_E_RANGE name the layer and the value. Also reserves the
+ * context's attention scratch, so that later reads, block reads apart, take no memory. */
 KVS_API kvs_status kvs_cache_new(kvs_ctx *ctx, const kvs_cache_opts *opts, kvs_cache **out,
                                  kvs_err *err);
 KVS_API void kvs_cache_free(kvs_cache *cache); /* NULL is fine; views stay valid */
-/* Empties all layers and gives their memory back, except what reserve_tokens asked for. */
+/* Empties all layers and gives their memory back, except what reserve_tokens asked for (a segment
+ * that a view pins goes with the view). */
 KVS_API kvs_status kvs_cache_clear(kvs_cache *cache, kvs_err *err);
 
 KVS_API uint32_t kvs_cache_n_layers(const kvs_cache *cache);
@@ -113,8 +114,8 @@ typedef struct kvs_kv {
     }
 
 /* Plan: does all allocation that an append of n_tokens needs, so that the append cannot fail for
- * memory. Optional; append does it where it was not done. KVS_ALL_LAYERS: all or nothing visible
- * changes. KVS_E_LIMIT: more than a ring's max_block. */
+ * memory unless a view is taken in between. Optional; append does it where it was not done.
+ * KVS_ALL_LAYERS: nothing visible changes on failure. KVS_E_LIMIT: more than a ring's max_block. */
 KVS_API kvs_status kvs_cache_reserve(kvs_cache *cache, uint32_t layer, uint32_t n_tokens,
                                      kvs_err *err);
 /* Apply: encodes each new row once and stores it. Cost O(n_tokens). */
@@ -134,7 +135,8 @@ KVS_API kvs_status kvs_cache_rewind(kvs_cache *cache, uint32_t layer, uint64_t n
 typedef enum kvs_read {
     KVS_READ_CAUSAL = 0, /* query i of n at position q_pos + i sees what its window allows */
     KVS_READ_BLOCK = 1,  /* `block` is attended with the stored tokens but not stored; every query
-                            sees all of it and the newest window - 1 stored tokens (and sinks) */
+                            sees all of it and the newest window - 1 stored tokens (and sinks).
+                            Takes memory for the block until the call returns */
     KVS_READ_BIDIRECTIONAL = 2 /* causal, or query i and key j both flagged (image tokens) */
 } kvs_read;
 
@@ -243,10 +245,12 @@ typedef struct kvs_planes {
 KVS_API kvs_status kvs_cache_export(const kvs_cache *cache, uint32_t layer, int64_t begin,
                                     uint64_t n, const kvs_planes *dst, kvs_err *err);
 /* Appends n tokens of already encoded planes at position `at`: the length, or (ring, and only past
- * its sinks) a later one: tokens in between count as seen and dropped. */
+ * its sinks) a later one: tokens in between count as seen and dropped. KVS_E_LIMIT: more than the
+ * ring holds. KVS_E_UNSUPPORTED: across dense_until; below it the planes are dense. */
 KVS_API kvs_status kvs_cache_import(kvs_cache *cache, uint32_t layer, int64_t at, uint64_t n,
                                     const kvs_planes *src, kvs_err *err);
-/* Oldest stored position that is not a sink, for export of a ring; == length when empty. */
+/* First position from which all up to the length are stored (sinks below it come on top), for export
+ * of a ring; == length when empty, -1 for a layer out of range. */
 KVS_API int64_t kvs_cache_oldest(const kvs_cache *cache, uint32_t layer);
 
 /* Re-encodes the live tokens of one layer in other codecs (decoded values, one rounding); the old

@@ -39,13 +39,14 @@ typedef struct kvs_step {
 KVS_API kvs_status kvs_step_phase(const kvs_cache *cache, uint32_t layer, kvs_fetch *out,
                                   kvs_err *err);
 /* Reserves room for one token. The visible state does not change; a plan that is not committed
- * costs nothing. KVS_E_STATE: empty layer, or one that the step would convert (dense_until). */
+ * costs nothing. KVS_E_STATE: empty layer, or one that the step would convert (dense_until).
+ * KVS_E_RANGE, here and in phase: the step's window has tokens that an import left out. */
 KVS_API kvs_status kvs_step_plan(kvs_cache *cache, uint32_t layer, kvs_step *out, kvs_err *err);
 /* Spans of the `active` tokens, in time order (as kvs_cache_spans). */
 KVS_API kvs_status kvs_step_inputs(const kvs_cache *cache, uint32_t layer, const kvs_step *step,
                                    kvs_span *out, uint32_t cap, uint32_t *n_spans, kvs_err *err);
 /* Stores the encoded row, planes [heads][1][units]. KVS_E_STATE: the layer has moved since the
- * plan; nothing was stored then. Cannot fail for memory. */
+ * plan; nothing was stored then. Cannot fail for memory unless a view was taken since the plan. */
 KVS_API kvs_status kvs_step_commit(kvs_cache *cache, uint32_t layer, const kvs_step *step,
                                    const kvs_planes *row, kvs_err *err);
 

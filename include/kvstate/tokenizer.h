@@ -3,6 +3,7 @@
  *
  * Text is UTF-8. Bytes that are not are read as U+FFFD, one for each maximal ill-formed part, as
  * the Unicode standard recommends and most decoders do; no text is refused for its content.
+ * Nothing is normalised: where a model was trained on NFC (Qwen, for one), bring text there first.
  */
 #ifndef KVSTATE_TOKENIZER_H
 #define KVSTATE_TOKENIZER_H

@@ -8,17 +8,17 @@
  */
 #include "engine/matmul.h"
 
-#define FEW_ROWS 4u
-#define ROWS_PER_ITEM 128u
+#define FEW_ROWS         4u
+#define ROWS_PER_ITEM    128u
 #define ITEMS_PER_THREAD 12u
-#define ITEM_BYTES_MIN ((size_t)4 << 10)
-#define ITEM_BYTES_MAX ((size_t)64 << 10)
+#define ITEM_BYTES_MIN   ((size_t)4 << 10)
+#define ITEM_BYTES_MAX   ((size_t)64 << 10)
 
 typedef struct plan {
     const kvs__matmul_args *args;
     size_t row_blocks;
     size_t rows_per_item;
-    size_t block[KVS__MATMUL_MAX];  /* rows of W of an item */
+    size_t block[KVS__MATMUL_MAX]; /* rows of W of an item */
     size_t n_items[KVS__MATMUL_MAX];
     size_t scratch_each;
 } plan;

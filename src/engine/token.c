@@ -9,28 +9,28 @@
 #include "engine/token_pre.h"
 
 /* Tokens that end a turn or a text, by spelling: many files name only one of them. */
-static const char *const EOG_TEXTS[] = {"<|eot_id|>",
-                                        "<|im_end|>",
-                                        "<|end|>",
-                                        "<|return|>",
-                                        "<|call|>",
-                                        "<|eom_id|>",
-                                        "<end_of_turn>",
-                                        "<|endoftext|>",
-                                        "<|end_of_text|>",
-                                        "<EOT>",
-                                        "_<EOT>",
-                                        "[EOT]",
-                                        "[EOS]",
-                                        "<end_of_utterance>",
-                                        "<turn|>",
-                                        "<|flush|>",
-                                        "<|calls|>",
-                                        "<eos>",
-                                        "</s>",
-                                        "<\xef\xbd\x9c"
-                                        "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>"};
-static const char *const EOT_TEXTS[] = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"};
+static const char *const eog_texts[] = {
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|eom_id|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<end_of_utterance>",
+    "<turn|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<eos>",
+    "</s>",
+    "<\xef\xbd\x9c\x65nd\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>"};
+static const char *const eot_texts[] = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"};
 
 static uint32_t attr_of(int32_t type)
 {
@@ -122,8 +122,8 @@ static bool may_be_eog(const kvs_tokenizer *tok, int32_t id)
 static void fill_special(kvs_tokenizer *tok, const kvs__vocab_src *src)
 {
     memcpy(tok->special, src->special, sizeof tok->special);
-    for (size_t i = 0; i < KVS_COUNT(EOG_TEXTS); i++) {
-        int32_t id = find_z(tok, EOG_TEXTS[i]);
+    for (size_t i = 0; i < KVS_COUNT(eog_texts); i++) {
+        int32_t id = find_z(tok, eog_texts[i]);
         if (id >= 0 && may_be_eog(tok, id)) {
             mark_eog(tok, id);
         }
@@ -133,8 +133,8 @@ static void fill_special(kvs_tokenizer *tok, const kvs__vocab_src *src)
     if (end >= 0 && find_z(tok, "<|return|>") >= 0 && find_z(tok, "<|call|>") >= 0) {
         tok->entries[end].attr &= ~(uint32_t)KVS_TOKEN_EOG;
     }
-    for (size_t i = 0; tok->special[KVS_SPECIAL_EOT] < 0 && i < KVS_COUNT(EOT_TEXTS); i++) {
-        int32_t id = find_z(tok, EOT_TEXTS[i]);
+    for (size_t i = 0; tok->special[KVS_SPECIAL_EOT] < 0 && i < KVS_COUNT(eot_texts); i++) {
+        int32_t id = find_z(tok, eot_texts[i]);
         if (id >= 0 && (tok->entries[id].attr & KVS_TOKEN_EOG) != 0) {
             tok->special[KVS_SPECIAL_EOT] = id;
         }

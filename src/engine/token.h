@@ -60,19 +60,19 @@ typedef struct kvs__vocab_src {
             -1, -1, -1                                                                             \
     }
 
-/* KVS_E_FORMAT: ids out of range, empty vocabulary, misspelled byte tokens or merges. KVS_E_UNSUPPORTED: unknown
- * pre-tokeniser (the message lists the known ones). Free with kvs__tokenizer_free. */
+/* KVS_E_FORMAT: ids out of range, empty vocabulary, misspelled byte tokens or merges.
+ * KVS_E_UNSUPPORTED: unknown pre-tokeniser (the message lists the known ones). Free with
+ * kvs__tokenizer_free. */
 kvs_status kvs__tokenizer_new(kvs_ctx *ctx, const kvs__vocab_src *src, kvs_tokenizer **out,
                               kvs_err *err);
 void kvs__tokenizer_free(kvs_tokenizer *tok); /* NULL is fine */
 
 /* -- Shared by the token*.c files alone. */
 
-#define KVS__SPACE_MARK    "\xe2\x96\x81" /* U+2581, SentencePiece's visible space */
-#define KVS__SPACE_MARK_CP 0x2581u
-#define KVS__RANK_NONE     UINT32_MAX
-#define KVS__NEIGHBOUR_BITS                                                                        \
-    21u /* 256 KiB: fits the second-level cache, a fifth full for 262k tokens */
+#define KVS__SPACE_MARK      "\xe2\x96\x81" /* U+2581, SentencePiece's visible space */
+#define KVS__SPACE_MARK_CP   0x2581u
+#define KVS__RANK_NONE       UINT32_MAX
+#define KVS__NEIGHBOUR_BITS  21u /* 256 KiB: stays in the second-level cache */
 #define KVS__NEIGHBOUR_WORDS (((size_t)1 << KVS__NEIGHBOUR_BITS) / 64)
 #define KVS__TOKEN_TEXT_MAX  65535u /* bytes; longer texts are refused */
 #define KVS__TOKEN_MERGEABLE (KVS_TOKEN_NORMAL | KVS_TOKEN_USER | KVS_TOKEN_UNUSED)
@@ -158,7 +158,7 @@ typedef struct kvs__token_work {
     char *buf; /* rewritten text */
     size_t buf_bytes;
     kvs__sym *syms;
-    uint32_t *heap;
+    uint64_t *heap;
     size_t cap_syms;
     void *match; /* pcre2_match_data */
     bool after_unk;
@@ -181,7 +181,7 @@ int32_t kvs__token_list_match(const kvs__token_list *list, const char *text, siz
 
 /* Joins syms[0..n), whose at, len and id are set, best rank first, leftmost on ties. What is left
  * hangs together by next, from 0. heap: [n] scratch. */
-void kvs__token_merge(const kvs_tokenizer *tok, const char *text, kvs__sym *syms, uint32_t *heap,
+void kvs__token_merge(const kvs_tokenizer *tok, const char *text, kvs__sym *syms, uint64_t *heap,
                       size_t n, kvs__pair_fn pair);
 
 kvs_status kvs__token_bpe_build(kvs_tokenizer *tok, const kvs__vocab_src *src, kvs_err *err);

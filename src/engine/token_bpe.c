@@ -6,7 +6,8 @@
  * that alphabet matters only for building and for decoding.
  *
  * I1  pairs is at most half full; of two merges with one pair the first (better) counts.
- * I2  A merge whose parts or whole are no tokens is left out: it could not produce one.
+ * I2  A merge whose parts or whole are no tokens is left out: it could not produce one. So is one
+ *     that would make a control token: those come from KVS_TOKENIZE_SPECIAL alone.
  */
 #include <string.h>
 
@@ -138,7 +139,8 @@ static kvs_status add_merge(kvs_tokenizer *tok, kvs__text merge, uint32_t rank, 
     int32_t left = kvs__token_map_find(tok, whole, n_left);
     int32_t right = kvs__token_map_find(tok, sep + 1, n_right);
     int32_t id = kvs__token_map_find(tok, whole, n_left + n_right);
-    if (left < 0 || right < 0 || id < 0) {
+    if (left < 0 || right < 0 || id < 0 ||
+        (tok->entries[id].attr & (KVS_TOKEN_CONTROL | KVS_TOKEN_UNKNOWN)) != 0) {
         return KVS_OK;
     }
     kvs__bpe_pair *p = pair_slot(tok, (uint32_t)left, (uint32_t)right);

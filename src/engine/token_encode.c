@@ -17,32 +17,26 @@
 
 /* -- Buffers */
 
-static kvs_status grow(kvs_ctx *ctx, void **ptr, size_t used, size_t old, size_t bytes,
-                       kvs_err *err)
+/* A larger copy, or NULL and nothing has changed. old is the size of ptr, all of it in use. */
+static void *grow(kvs_ctx *ctx, void *ptr, size_t old, size_t bytes)
 {
     void *p = kvs__alloc(ctx, bytes);
-    if (!p) {
-        return kvs__nomem(err, "engine", bytes);
+    if (p && ptr) {
+        memcpy(p, ptr, old);
+        kvs__free(ctx, ptr, old);
     }
-    if (used > 0) {
-        memcpy(p, *ptr, used);
-    }
-    kvs__free(ctx, *ptr, old);
-    *ptr = p;
-    return KVS_OK;
+    return p;
 }
 
 kvs_status kvs__token_push(kvs__token_work *w, int32_t id)
 {
-    if (w->n_ids == w->cap_ids) {
+    if (!w->ids || w->n_ids == w->cap_ids) {
         size_t cap = w->cap_ids > 0 ? w->cap_ids * 2 : 256;
-        void *p = w->ids;
-        kvs_status st = grow(w->tok->ctx, &p, w->n_ids * sizeof *w->ids,
-                             w->cap_ids * sizeof *w->ids, cap * sizeof *w->ids, w->err);
-        if (st != KVS_OK) {
-            return st;
+        int32_t *ids = grow(w->tok->ctx, w->ids, w->cap_ids * sizeof *ids, cap * sizeof *ids);
+        if (!ids) {
+            return kvs__nomem(w->err, "engine", cap * sizeof *ids);
         }
-        w->ids = p;
+        w->ids = ids;
         w->cap_ids = cap;
     }
     w->ids[w->n_ids++] = id;
@@ -55,21 +49,17 @@ kvs_status kvs__token_reserve_syms(kvs__token_work *w, size_t n)
     if (n <= w->cap_syms) {
         return KVS_OK;
     }
-    size_t cap = w->cap_syms * 2 > n ? w->cap_syms * 2 : n;
-    cap = cap < 128 ? 128 : cap;
     const size_t old = w->cap_syms;
-    void *heap = kvs__alloc(w->tok->ctx, cap * sizeof *w->heap);
-    if (!heap) {
-        return kvs__nomem(w->err, "engine", cap * sizeof *w->heap);
+    size_t cap = old * 2 > n ? old * 2 : n;
+    cap = cap < 128 ? 128 : cap;
+    kvs_ctx *ctx = w->tok->ctx;
+    uint64_t *heap = kvs__alloc(ctx, cap * sizeof *heap);
+    kvs__sym *syms = heap ? grow(ctx, w->syms, old * sizeof *syms, cap * sizeof *syms) : NULL;
+    if (!syms) {
+        kvs__free(ctx, heap, cap * sizeof *heap);
+        return kvs__nomem(w->err, "engine", cap * (sizeof *syms + sizeof *heap));
     }
-    void *syms = w->syms;
-    kvs_status st = grow(w->tok->ctx, &syms, old * sizeof *w->syms, old * sizeof *w->syms,
-                         cap * sizeof *w->syms, w->err);
-    if (st != KVS_OK) {
-        kvs__free(w->tok->ctx, heap, cap * sizeof *w->heap);
-        return st;
-    }
-    kvs__free(w->tok->ctx, w->heap, old * sizeof *w->heap);
+    kvs__free(ctx, w->heap, old * sizeof *w->heap);
     w->syms = syms;
     w->heap = heap;
     w->cap_syms = cap;

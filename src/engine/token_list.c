@@ -98,8 +98,9 @@ static void respell(kvs_tokenizer *tok, kvs__token_entry *item, size_t *used)
     char *dst = start;
     for (uint32_t i = 0; i < item->len; i++) {
         if (item->ptr[i] == ' ') {
-            memcpy(dst, KVS__SPACE_MARK, 3);
-            dst += 3;
+            for (const char *mark = KVS__SPACE_MARK; *mark; mark++) {
+                *dst++ = *mark;
+            }
         } else {
             *dst++ = item->ptr[i];
         }

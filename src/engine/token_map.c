@@ -4,9 +4,9 @@
  * I1  At most half of the slots are taken, and no text is more than PROBE_MAX slots from its home.
  * I2  Of several tokens with one text the lowest id is in the table.
  *
- * A slot keeps what bits of the hash fit, so a probe that passes other texts rarely looks at their bytes
- * (which lie in the mapped file). Building allocates once whatever the vocabulary's size. A file
- * made to collide is refused by I1 instead of taking quadratic time.
+ * A slot keeps what bits of the hash fit, so a probe that passes other texts rarely looks at their
+ * bytes (which lie in the mapped file). Building allocates once whatever the vocabulary's size. A
+ * file made to collide is refused by I1 instead of taking quadratic time.
  */
 #include <string.h>
 

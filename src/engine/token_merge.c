@@ -4,12 +4,13 @@
  *
  * I1  syms linked by next from 0 cover the text in order; a joined symbol keeps its left index.
  * I2  syms[i].rank is the rank of joining i with its next one, KVS__RANK_NONE for the last.
- * I3  heap[0..n) holds each index once, heap[syms[i].heap_at] == i, no child before its parent in
- *     the order (rank, index). Dead symbols have KVS__RANK_NONE and sink.
+ * I3  heap[0..n) holds (rank << 32 | index) of each symbol once, at syms[index].heap_at; no child
+ *     is below its parent. Dead symbols have KVS__RANK_NONE and sink.
  *
  * A few symbols (nearly all words) are scanned for the best; more go through the heap, so a text of
  * one repeated letter costs O(n log n). An indexed heap holds one entry per symbol, where the
- * usual lazy queue grows to three.
+ * usual lazy queue grows to three. Four children a node and the ranks in the heap itself: a step
+ * down touches one cache line, not one for each symbol compared.
  */
 #include "engine/token.h"
 
@@ -65,73 +66,66 @@ static void merge_scan(const kvs_tokenizer *tok, const char *text, kvs__sym *sym
     }
 }
 
-static bool before(const kvs__sym *syms, uint32_t a, uint32_t b)
+static uint64_t key_of(const kvs__sym *syms, uint32_t i)
 {
-    return syms[a].rank != syms[b].rank ? syms[a].rank < syms[b].rank : a < b;
+    return (uint64_t)syms[i].rank << 32 | i;
 }
 
-static void sift_down(kvs__sym *syms, uint32_t *heap, size_t n, size_t at)
+static void put(kvs__sym *syms, uint64_t *heap, size_t at, uint64_t key)
 {
-    uint32_t moving = heap[at];
+    heap[at] = key;
+    syms[(uint32_t)key].heap_at = (uint32_t)at;
+}
+
+static void sift_down(kvs__sym *syms, uint64_t *heap, size_t n, size_t at, uint64_t key)
+{
     for (;;) {
-        size_t child = 2 * at + 1;
-        if (child >= n) {
+        const size_t first = 4 * at + 1;
+        if (first >= n) {
             break;
         }
-        if (child + 1 < n && before(syms, heap[child + 1], heap[child])) {
-            child++;
+        const size_t end = first + 4 < n ? first + 4 : n;
+        size_t child = first;
+        for (size_t c = first + 1; c < end; c++) {
+            child = heap[c] < heap[child] ? c : child;
         }
-        if (!before(syms, heap[child], moving)) {
+        if (heap[child] >= key) {
             break;
         }
-        heap[at] = heap[child];
-        syms[heap[at]].heap_at = (uint32_t)at;
+        put(syms, heap, at, heap[child]);
         at = child;
     }
-    heap[at] = moving;
-    syms[moving].heap_at = (uint32_t)at;
-}
-
-static void sift_up(kvs__sym *syms, uint32_t *heap, size_t at)
-{
-    uint32_t moving = heap[at];
-    while (at > 0) {
-        size_t parent = (at - 1) / 2;
-        if (!before(syms, moving, heap[parent])) {
-            break;
-        }
-        heap[at] = heap[parent];
-        syms[heap[at]].heap_at = (uint32_t)at;
-        at = parent;
-    }
-    heap[at] = moving;
-    syms[moving].heap_at = (uint32_t)at;
+    put(syms, heap, at, key);
 }
 
 /* Restores I3 after the rank of i changed. */
-static void replace(kvs__sym *syms, uint32_t *heap, size_t n, uint32_t i)
+static void replace(kvs__sym *syms, uint64_t *heap, size_t n, uint32_t i)
 {
-    sift_up(syms, heap, syms[i].heap_at);
-    sift_down(syms, heap, n, syms[i].heap_at);
+    const uint64_t key = key_of(syms, i);
+    size_t at = syms[i].heap_at;
+    while (at > 0 && key < heap[(at - 1) / 4]) {
+        put(syms, heap, at, heap[(at - 1) / 4]);
+        at = (at - 1) / 4;
+    }
+    sift_down(syms, heap, n, at, key);
 }
 
-static void merge_heap(const kvs_tokenizer *tok, const char *text, kvs__sym *syms, uint32_t *heap,
+static void merge_heap(const kvs_tokenizer *tok, const char *text, kvs__sym *syms, uint64_t *heap,
                        size_t n, kvs__pair_fn pair)
 {
     for (size_t i = 0; i < n; i++) {
-        heap[i] = (uint32_t)i;
-        syms[i].heap_at = (uint32_t)i;
+        put(syms, heap, i, key_of(syms, (uint32_t)i));
     }
-    for (size_t i = n / 2; i-- > 0;) {
-        sift_down(syms, heap, n, i);
+    for (size_t i = n / 4 + 1; i-- > 0;) {
+        sift_down(syms, heap, n, i, heap[i]);
     }
-    while (syms[heap[0]].rank != KVS__RANK_NONE) {
-        uint32_t i = heap[0];
-        uint32_t dead = join(syms, i);
+    while (heap[0] >> 32 != KVS__RANK_NONE) {
+        const uint32_t i = (uint32_t)heap[0];
+        const uint32_t dead = join(syms, i);
         replace(syms, heap, n, dead);
         rank_pair(tok, text, syms, i, pair);
         replace(syms, heap, n, i);
-        uint32_t prev = syms[i].prev;
+        const uint32_t prev = syms[i].prev;
         if (prev != NO_SYM) {
             rank_pair(tok, text, syms, prev, pair);
             replace(syms, heap, n, prev);
@@ -139,7 +133,7 @@ static void merge_heap(const kvs_tokenizer *tok, const char *text, kvs__sym *sym
     }
 }
 
-void kvs__token_merge(const kvs_tokenizer *tok, const char *text, kvs__sym *syms, uint32_t *heap,
+void kvs__token_merge(const kvs_tokenizer *tok, const char *text, kvs__sym *syms, uint64_t *heap,
                       size_t n, kvs__pair_fn pair)
 {
     for (size_t i = 0; i < n; i++) {

@@ -79,7 +79,7 @@ struct scheme {
     const char *passes[MAX_PASSES];
 };
 
-static const struct scheme SCHEMES[] = {
+static const struct scheme schemes[] = {
     {"default", 0, {"[\\p{P}$+<=>^~|]+", GPT2, "\\p{N}+", "[0-9][0-9][0-9]"}},
     {"gpt-2 phi-2 mpt olmo jais trillion exaone4 granite-docling gigachat a.x-4.0 mellum "
      "modern-bert roberta-bpe jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code",
@@ -162,11 +162,11 @@ static kvs_status unknown_name(kvs__text name, kvs_err *err)
 {
     char known[160] = "";
     size_t used = 0;
-    for (size_t i = 0; i < KVS_COUNT(SCHEMES); i++) {
-        int n = (int)strcspn(SCHEMES[i].names, " ");
+    for (size_t i = 0; i < KVS_COUNT(schemes); i++) {
+        int n = (int)strcspn(schemes[i].names, " ");
         if (used + (size_t)n + 2 < sizeof known) {
             used +=
-                (size_t)snprintf(known + used, sizeof known - used, " %.*s", n, SCHEMES[i].names);
+                (size_t)snprintf(known + used, sizeof known - used, " %.*s", n, schemes[i].names);
         }
     }
     int shown = name.len > 24 ? 24 : (int)name.len;
@@ -205,9 +205,9 @@ static kvs_status compile(kvs__pre *pre, unsigned pass, kvs_err *err)
 
 static const struct scheme *find_scheme(kvs__text name)
 {
-    for (size_t i = 0; i < KVS_COUNT(SCHEMES); i++) {
-        if (has_name(SCHEMES[i].names, name)) {
-            return &SCHEMES[i];
+    for (size_t i = 0; i < KVS_COUNT(schemes); i++) {
+        if (has_name(schemes[i].names, name)) {
+            return &schemes[i];
         }
     }
     return NULL;

@@ -4,9 +4,8 @@
 #include <immintrin.h>
 #include <string.h>
 
+#include "kern/attn_unroll.h"
 #include "kern/kern.h"
-
-#define INLINE static inline __attribute__((always_inline))
 
 #define VW        16
 #define ROWS_MAX  8

@@ -5,9 +5,8 @@
 #include <string.h>
 
 #include "base/half.h"
+#include "kern/attn_unroll.h"
 #include "kern/kern.h"
-
-#define INLINE static inline __attribute__((always_inline))
 
 #define VW        4
 #define ROWS_MAX  6

@@ -17,9 +17,6 @@
 
 #define TILE_VECS  (KVS__TILE / VW)
 #define BLOCK_VECS (32 / VW) /* vectors of a block of 32 codes of a row */
-/* Full unrolling is what keeps a block's accumulators in registers. */
-#define UNROLL     _Pragma("GCC unroll 64")
-#define EACH(i, n) UNROLL for (size_t i = 0; i < (n); i++)
 
 /* Makes the compiler load again what p points to, which it would otherwise keep in registers. */
 #define FORGET(p) __asm__ volatile("" : "+r"(p))

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* codec_avx512.c: the codec kernels for AVX-512 F, BW, DQ, VL: the primitives that codec_simd.h wants. */
+/* codec_avx512.c: the codec kernels for AVX-512 F, BW, DQ, VL: the primitives that codec_simd.h
+ * wants. */
 #include <immintrin.h>
 
 #include "kern/codec_x86.h"

@@ -4,7 +4,7 @@
  * kernels and codec_init. Nothing here is faster than its order allows: every operation, its order
  * within an element and its rounding are those of kern_ref.c.
  *
- * Types: vf, VW floats; vm, a comparison of them; v32, 32 codes as bytes; v32_stream, 32 packed ones.
+ * Types: vf, VW floats; vm, a comparison of them; v32, 32 codes as bytes; v32_stream, 32 packed.
  *   vf_load vf_store vf_set vf_add vf_sub vf_mul vf_div vf_fma vf_rint vf_abs vf_neg
  *   vf_min(x, acc), vf_max(x, acc): x if x < (>) acc, else acc; so a NaN x is passed over
  *   vf_hmin vf_hmax: of all lanes, no NaN there
@@ -15,7 +15,7 @@
  *   v32_codes(q, top): a v32 of q[32 / VW], rounded to nearest even; NaN and less than 0 give 0,
  *   more than top gives top; |q| < 2^15
  *   v32_pack(words, c, bits): writes exactly `bits` words
- *   v32_load(p, bits, left): a v32_stream of the 4 * bits bytes at p; `left` bytes may be read there
+ *   v32_load(p, bits, left): a v32_stream of the 4 * bits bytes at p, where `left` may be read
  *   v32_values(c, bits, j): codes j * VW ... as vf
  * `bits` is a constant wherever it is passed. */
 #ifndef KVS_KERN_CODEC_SIMD_H

@@ -6,13 +6,7 @@
 #include "base/base.h"
 #include "kern/wmat.h"
 
-enum {
-    SET_REF,
-    SET_AVX2,
-    SET_AVX512,
-    SET_NEON,
-    N_SETS
-};
+enum { SET_REF, SET_AVX2, SET_AVX512, SET_NEON, N_SETS };
 
 static kvs__wkern tables[N_SETS];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -28,7 +22,6 @@ static void build(void)
     kvs__wkern_init_vec_avx2(&tables[SET_AVX2]);
     tables[SET_AVX512] = tables[SET_AVX2];
     kvs__wkern_init_avx512(&tables[SET_AVX512]);
-    kvs__wkern_init_vec_avx512(&tables[SET_AVX512]);
 #elif defined(__aarch64__)
     kvs__wkern_init_neon(&tables[SET_NEON]);
     kvs__wkern_init_vec_neon(&tables[SET_NEON]);

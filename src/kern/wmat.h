@@ -39,9 +39,9 @@ size_t kvs__wmat_panel_rows(size_t k);
 
 /* Sizes that scratch and driver agree on. */
 #define KVS__WPANEL_BYTES (256u << 10) /* decoded rows: half of a 512 KiB second-level cache */
-#define KVS__WPANEL_ROWS 96u           /* most rows decoded at a time */
-#define KVS__WTILE_ROWS 12u            /* a multiple of every tier's tile; n splits on multiples */
-#define KVS__WCHUNK 768u               /* elements of a row that a tile walks at a time */
+#define KVS__WPANEL_ROWS  96u          /* most rows decoded at a time */
+#define KVS__WTILE_ROWS   12u          /* a multiple of every tier's tile; n splits on multiples */
+#define KVS__WCHUNK       768u         /* elements of a row that a tile walks at a time */
 
 /* gelu: C1 = 2 sqrt(2 / pi), C3 = 0.044715 C1 */
 #define KVS__GELU_C1 1.59576912f
@@ -52,7 +52,6 @@ void kvs__wkern_init_vec_ref(kvs__wkern *k);
 void kvs__wkern_init_avx2(kvs__wkern *k);
 void kvs__wkern_init_vec_avx2(kvs__wkern *k);
 void kvs__wkern_init_avx512(kvs__wkern *k);
-void kvs__wkern_init_vec_avx512(kvs__wkern *k);
 void kvs__wkern_init_neon(kvs__wkern *k);
 void kvs__wkern_init_vec_neon(kvs__wkern *k);
 

@@ -7,13 +7,17 @@
 #include "kern/wmat_x86.h"
 
 typedef __m256 vec;
-#define VL 8u
-#define vload _mm256_loadu_ps
-#define vstore _mm256_storeu_ps
-#define vzero _mm256_setzero_ps
-#define vfma _mm256_fmadd_ps
-#define TILE_R 2u
-#define TILE_C 6u
+#define VL           8u
+#define vload        _mm256_loadu_ps
+#define vstore       _mm256_storeu_ps
+#define vzero        _mm256_setzero_ps
+#define vfma         _mm256_fmadd_ps
+#define TILE_R       2u
+#define TILE_C       6u
+#define FUSED_MAX    4u
+#define FUSED_SHARED 0
+#define FUSED_MORE(T, parts, bytes)
+#define FUSED_MORE_OPS(T)
 #define FUSED_COLS_1 4
 #define FUSED_COLS_2 2
 #define FUSED_COLS_3 1
@@ -22,16 +26,13 @@ typedef __m256 vec;
 #define TILE_STEP(a, xs, ldx, w, rows)                                                             \
     do {                                                                                           \
         vec tx[TILE_R];                                                                            \
-        UNROLL for (unsigned r = 0; r < (rows); r++)                                               \
-        {                                                                                          \
+        EACH (r, (rows)) {                                                                         \
             tx[r] = vload((xs) + r * (ldx));                                                       \
         }                                                                                          \
-        UNROLL for (unsigned c = 0; c < TILE_C; c++)                                               \
-        {                                                                                          \
+        EACH (c, TILE_C) {                                                                         \
             vec tw = vload((w) + c * VL);                                                          \
             HOLD(tw);                                                                              \
-            UNROLL for (unsigned r = 0; r < (rows); r++)                                           \
-            {                                                                                      \
+            EACH (r, (rows)) {                                                                     \
                 (a)[r][c] = vfma(tx[r], tw, (a)[r][c]);                                            \
             }                                                                                      \
         }                                                                                          \
@@ -97,8 +98,7 @@ XI void dec_f32(const uint8_t *b, const float *h, unsigned s, vec *v)
 {
     (void)h;
     (void)s;
-    UNROLL for (unsigned i = 0; i < 4; i++)
-    {
+    EACH (i, 4) {
         v[i] = _mm256_castsi256_ps(ld32b(b + 32 * i));
     }
 }
@@ -107,8 +107,7 @@ XI void dec_f16(const uint8_t *b, const float *h, unsigned s, vec *v)
 {
     (void)h;
     (void)s;
-    UNROLL for (unsigned i = 0; i < 4; i++)
-    {
+    EACH (i, 4) {
         v[i] = _mm256_cvtph_ps(ld16b(b + 16 * i));
     }
 }
@@ -117,8 +116,7 @@ XI void dec_bf16(const uint8_t *b, const float *h, unsigned s, vec *v)
 {
     (void)h;
     (void)s;
-    UNROLL for (unsigned i = 0; i < 4; i++)
-    {
+    EACH (i, 4) {
         __m256i q = _mm256_cvtepu16_epi32(ld16b(b + 16 * i));
         v[i] = _mm256_castsi256_ps(_mm256_slli_epi32(q, 16));
     }
@@ -149,8 +147,7 @@ XI void dec_q4_1(const uint8_t *b, const float *h, unsigned s, vec *v)
     __m256 m;
     scale_offset(b, &d, &m);
     widen_nibbles(b + 4, _mm256_setzero_si256(), v);
-    UNROLL for (unsigned i = 0; i < 4; i++)
-    {
+    EACH (i, 4) {
         v[i] = _mm256_fmadd_ps(v[i], d, m); /* the product is exact */
     }
 }
@@ -172,8 +169,7 @@ XI void dec_q5_1(const uint8_t *b, const float *h, unsigned s, vec *v)
     __m256 m;
     scale_offset(b, &d, &m);
     widen(bytes_q5_1(b), v);
-    UNROLL for (unsigned i = 0; i < 4; i++)
-    {
+    EACH (i, 4) {
         v[i] = _mm256_fmadd_ps(v[i], d, m);
     }
 }
@@ -183,8 +179,7 @@ XI void dec_q8_0(const uint8_t *b, const float *h, unsigned s, vec *v)
     (void)h;
     (void)s;
     __m256 d = f16_all(b);
-    UNROLL for (unsigned i = 0; i < 4; i++)
-    {
+    EACH (i, 4) {
         __m256 q = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(ld8b(b + 2 + 8 * i)));
         v[i] = _mm256_mul_ps(q, d);
     }
@@ -193,8 +188,7 @@ XI void dec_q8_0(const uint8_t *b, const float *h, unsigned s, vec *v)
 XI void dec_q2_k(const uint8_t *b, const float *h, unsigned s, vec *v)
 {
     widen(bytes_q2_k(b, s), v);
-    UNROLL for (unsigned i = 0; i < 4; i++)
-    {
+    EACH (i, 4) {
         __m256 d = _mm256_broadcast_ss(h + 2 * s + i / 2);
         __m256 m = _mm256_broadcast_ss(h + 16 + 2 * s + i / 2);
         v[i] = _mm256_fmsub_ps(v[i], d, m);
@@ -211,8 +205,7 @@ XI void dec_q4_k(const uint8_t *b, const float *h, unsigned s, vec *v)
 {
     __m256 d = _mm256_broadcast_ss(h + s);
     __m256 m = _mm256_broadcast_ss(h + 16 + s);
-    UNROLL for (unsigned i = 0; i < 4; i++)
-    {
+    EACH (i, 4) {
         __m256i q = _mm256_cvtepu8_epi32(ld8b(b + 16 + s / 2 * 32 + 8 * i));
         q = s % 2 ? _mm256_srli_epi32(q, 4) : _mm256_and_si256(q, _mm256_set1_epi32(15));
         v[i] = _mm256_fmsub_ps(_mm256_cvtepi32_ps(q), d, m);
@@ -224,8 +217,7 @@ XI void dec_q5_k(const uint8_t *b, const float *h, unsigned s, vec *v)
     __m256 d = _mm256_broadcast_ss(h + s);
     __m256 m = _mm256_broadcast_ss(h + 16 + s);
     widen(bytes_q5_k(b, s), v);
-    UNROLL for (unsigned i = 0; i < 4; i++)
-    {
+    EACH (i, 4) {
         v[i] = _mm256_fmsub_ps(v[i], d, m);
     }
 }

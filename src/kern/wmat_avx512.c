@@ -7,31 +7,40 @@
 #include "kern/wmat_x86.h"
 
 typedef __m512 vec;
-#define VL 16u
-#define vload _mm512_loadu_ps
-#define vstore _mm512_storeu_ps
-#define vzero _mm512_setzero_ps
-#define vfma _mm512_fmadd_ps
-#define TILE_R 6u
-#define TILE_C 4u
+#define VL           16u
+#define vload        _mm512_loadu_ps
+#define vstore       _mm512_storeu_ps
+#define vzero        _mm512_setzero_ps
+#define vfma         _mm512_fmadd_ps
+#define TILE_R       6u
+#define TILE_C       4u
+#define FUSED_MAX    8u
+#define FUSED_SHARED 1
 #define FUSED_COLS_1 4
 #define FUSED_COLS_2 4
-#define FUSED_COLS_3 2
-#define FUSED_COLS_4 2
+#define FUSED_COLS_3 4
+#define FUSED_COLS_4 4
+#define FUSED_COLS_5 2
+#define FUSED_COLS_6 2
+#define FUSED_COLS_7 2
+#define FUSED_COLS_8 2
+#define FUSED_MORE(T, parts, bytes)                                                                \
+    FUSED_FN(T, parts, bytes, 5)                                                                   \
+    FUSED_FN(T, parts, bytes, 6)                                                                   \
+    FUSED_FN(T, parts, bytes, 7)                                                                   \
+    FUSED_FN(T, parts, bytes, 8)
+#define FUSED_MORE_OPS(T) , fused_##T##_5, fused_##T##_6, fused_##T##_7, fused_##T##_8
 
 #define TILE_STEP(a, xs, ldx, w, rows)                                                             \
     do {                                                                                           \
         vec tw[TILE_C];                                                                            \
-        UNROLL for (unsigned c = 0; c < TILE_C; c++)                                               \
-        {                                                                                          \
+        EACH (c, TILE_C) {                                                                         \
             tw[c] = vload((w) + c * VL);                                                           \
         }                                                                                          \
-        UNROLL for (unsigned r = 0; r < (rows); r++)                                               \
-        {                                                                                          \
+        EACH (r, (rows)) {                                                                         \
             vec tx = vload((xs) + r * (ldx));                                                      \
             HOLD(tx);                                                                              \
-            UNROLL for (unsigned c = 0; c < TILE_C; c++)                                           \
-            {                                                                                      \
+            EACH (c, TILE_C) {                                                                     \
                 (a)[r][c] = vfma(tx, tw[c], (a)[r][c]);                                            \
             }                                                                                      \
         }                                                                                          \
@@ -47,7 +56,8 @@ XI void reduce4(float *y, const float *acc)
     __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
     __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
     /* i + (i + 4): one part for each output */
-    __m512 s = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+    __m512 s =
+        _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
     s = _mm512_add_ps(s, _mm512_permute_ps(s, 0x4e)); /* i + (i + 2) */
     s = _mm512_add_ps(s, _mm512_permute_ps(s, 0xb1)); /* i + (i + 1) */
     __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
@@ -187,8 +197,8 @@ XI void dec_q5_1(const uint8_t *b, const float *h, unsigned s, vec *v)
     vec d;
     vec m;
     scale_offset(b, &d, &m);
-    five_bits(b + 4, b + 8, _mm512_fmadd_ps(d, iota(), m),
-              _mm512_fmadd_ps(d, iota_from(16.0f), m), v);
+    five_bits(b + 4, b + 8, _mm512_fmadd_ps(d, iota(), m), _mm512_fmadd_ps(d, iota_from(16.0f), m),
+              v);
 }
 
 XI void dec_q8_0(const uint8_t *b, const float *h, unsigned s, vec *v)
@@ -202,8 +212,7 @@ XI void dec_q8_0(const uint8_t *b, const float *h, unsigned s, vec *v)
 
 XI void dec_q2_k(const uint8_t *b, const float *h, unsigned s, vec *v)
 {
-    UNROLL for (unsigned i = 0; i < 2; i++)
-    {
+    EACH (i, 2) {
         vec table = _mm512_fmsub_ps(all(h + 2 * s + i), iota4(0.0f), all(h + 16 + 2 * s + i));
         __m512i q = bytes16(b + 16 + s / 4 * 32 + 16 * i);
         v[i] = look(_mm512_srli_epi32(q, s % 4 * 2), table);
@@ -213,8 +222,7 @@ XI void dec_q2_k(const uint8_t *b, const float *h, unsigned s, vec *v)
 XI void dec_q3_k(const uint8_t *b, const float *h, unsigned s, vec *v)
 {
     __m128i bit = _mm_set1_epi8((char)(1u << s));
-    UNROLL for (unsigned i = 0; i < 2; i++)
-    {
+    EACH (i, 2) {
         vec d = all(h + 2 * s + i);
         __m512i q = _mm512_srli_epi32(bytes16(b + 32 + s / 4 * 32 + 16 * i), s % 4 * 2);
         __mmask16 high = _mm_test_epi8_mask(ld16b(b + 16 * i), bit);

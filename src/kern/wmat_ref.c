@@ -8,8 +8,8 @@
 #include "kern/wmat.h"
 
 #define LANES 16u
-#define PAD 32u   /* a row is summed as if zeros filled it up to a multiple of this */
-#define STEP 256u /* elements decoded at a time: whole blocks of every type */
+#define PAD   32u  /* a row is summed as if zeros filled it up to a multiple of this */
+#define STEP  256u /* elements decoded at a time: whole blocks of every type */
 
 static float tree(float lane[LANES])
 {

@@ -3,6 +3,8 @@
  *
  * The tier has defined before: vec, VL (floats of a vec: 4, 8 or 16), vload, vstore, vzero, vfma
  * (a * b + c), TILE_R x TILE_C (outputs of a register tile), HOLD (keeps a vector in a register),
+ * FUSED_MAX (most rows of x that go the fused way), FUSED_COLS_N (rows of W side by side for N of x),
+ * FUSED_SHARED (registers suffice to hold a part of all of these),
  * reduce4 (four times 16 lanes -> four sums) and, for each type T, hdr_T and dec_T.
  *
  * Two ways, one order of operations: a lane is a sequence of fma over ascending k in both.
@@ -20,16 +22,15 @@
 #include "base/base.h"
 #include "kern/wmat.h"
 
-#define AI static inline __attribute__((always_inline))
-#define LANES 16u
-#define PAD 32u
-#define PASSES (LANES / VL)
-#define VECS (PAD / VL)
-#define FUSED_MAX 4u /* most rows of x that go the fused way */
+#define AI         static inline __attribute__((always_inline))
+#define LANES      16u
+#define PAD        32u
+#define PASSES     (LANES / VL)
+#define VECS       (PAD / VL)
 #define SMALL_ROWS 16u
-#define ROW_STEP 32u /* rows of W whose lanes are reduced together on the fused way */
-#define AHEAD 4096u  /* bytes between use and prefetch */
-#define HDR 32       /* floats of a block's scales: 16 factors, 16 offsets */
+#define ROW_STEP   32u   /* rows of W whose lanes are reduced together on the fused way */
+#define AHEAD      4096u /* bytes between use and prefetch */
+#define HDR        32    /* floats of a block's scales: 16 factors, 16 offsets */
 /* n of a panel is padded to a multiple of this: whole tiles and whole reduce4. */
 #define PANEL_ALIGN (TILE_C % 4 ? 12u : 4u)
 
@@ -62,23 +63,36 @@ AI void reduce(float *y, const float *acc, size_t n, size_t n_out)
  * 13, 24, 25 GB/s). A prefetch past the matrix is harmless. */
 AI void prefetch(const uint8_t *p, size_t bytes)
 {
-    UNROLL for (size_t i = 0; i < (bytes + 63) / 64; i++)
-    {
+    EACH (i, (bytes + 63) / 64) {
         PREFETCH((uintptr_t)p + AHEAD + i * 64);
     }
 }
 
 /* -- fused */
 
-/* One part of 32 elements of `cols` rows of W times `rows` rows of x. */
+/* v[VECS] of one row of W times `rows` rows of x; acc [rows][PASSES]. */
 AI void fused_part(vec *acc, const vec *v, const float *x, size_t ldx, unsigned rows)
 {
-    UNROLL for (unsigned r = 0; r < rows; r++)
-    {
-        UNROLL for (unsigned i = 0; i < VECS; i++)
-        {
+    EACH (r, rows) {
+        EACH (i, VECS) {
             vec *a = &acc[r * PASSES + i % PASSES];
             *a = vfma(vload(x + r * ldx + i * VL), v[i], *a);
+        }
+    }
+}
+
+/* The same for `cols` rows of W, each load of x shared by all. */
+AI void fused_block(vec acc[][FUSED_MAX * PASSES], vec v[][VECS], const float *x, size_t ldx,
+                    unsigned rows, unsigned cols)
+{
+    EACH (r, rows) {
+        EACH (i, VECS) {
+            vec xv = vload(x + r * ldx + i * VL);
+            HOLD(xv);
+            EACH (c, cols) {
+                vec *a = &acc[c][r * PASSES + i % PASSES];
+                *a = vfma(xv, v[c][i], *a);
+            }
         }
     }
 }
@@ -88,6 +102,7 @@ typedef struct fused_args {
     size_t ldx;
     const uint8_t *w; /* first of `cols` rows */
     size_t row_bytes;
+    size_t n; /* rows that exist of `cols`; the last one stands in for the others */
     size_t k;
     const float *x_tail; /* [rows][PAD], zero-padded; NULL when k is a multiple of PAD */
     float *lanes;        /* [rows][ROW_STEP][LANES], at the first of `cols` */
@@ -97,48 +112,52 @@ AI void fused_cols(const fused_args *f, unsigned rows, unsigned cols, hdr_fn hdr
                    unsigned parts, size_t bytes)
 {
     vec acc[4][FUSED_MAX * PASSES];
-    UNROLL for (unsigned c = 0; c < cols; c++)
-    {
-        UNROLL for (unsigned i = 0; i < rows * PASSES; i++)
-        {
+    EACH (c, cols) {
+        EACH (i, rows * PASSES) {
             acc[c][i] = vzero();
         }
     }
     size_t n_blocks = f->k / (parts * PAD);
     const float *x = f->x;
-    const uint8_t *w = f->w;
-    for (size_t b = 0; b < n_blocks; b++, w += bytes) {
+    const uint8_t *w[4];
+    EACH (c, cols) {
+        w[c] = f->w + (c < f->n ? c : f->n - 1) * f->row_bytes;
+    }
+    for (size_t b = 0; b < n_blocks; b++) {
         float h[4][HDR];
         prefetch(f->w + b * cols * bytes, cols * bytes);
-        UNROLL for (unsigned c = 0; c < cols; c++)
-        {
-            hdr(w + c * f->row_bytes, h[c]);
+        EACH (c, cols) {
+            hdr(w[c], h[c]);
         }
-        UNROLL for (unsigned s = 0; s < parts; s++, x += PAD)
-        {
-            UNROLL for (unsigned c = 0; c < cols; c++)
-            {
-                vec v[VECS];
-                dec(w + c * f->row_bytes, h[c], s, v);
-                fused_part(acc[c], v, x, f->ldx, rows);
+        EACH (s, parts) {
+            vec v[4][VECS];
+            EACH (c, cols) {
+                dec(w[c], h[c], s, v[c]);
+                if (!FUSED_SHARED) {
+                    fused_part(acc[c], v[c], x + s * PAD, f->ldx, rows);
+                }
+            }
+            if (FUSED_SHARED) {
+                fused_block(acc, v, x + s * PAD, f->ldx, rows, cols);
             }
         }
+        EACH (c, cols) {
+            w[c] += bytes;
+        }
+        x += (size_t)parts * PAD;
     }
     if (ONE_ELEM(parts, bytes) && f->x_tail) {
         size_t left = f->k % PAD * (bytes / PAD);
-        UNROLL for (unsigned c = 0; c < cols; c++)
-        {
+        EACH (c, cols) {
             uint8_t t[PAD * sizeof(float)] = {0};
-            memcpy(t, w + c * f->row_bytes, left);
+            memcpy(t, w[c], left);
             vec v[VECS];
             dec(t, NULL, 0, v);
             fused_part(acc[c], v, f->x_tail, PAD, rows);
         }
     }
-    UNROLL for (unsigned c = 0; c < cols; c++)
-    {
-        UNROLL for (unsigned i = 0; i < rows * PASSES; i++)
-        {
+    EACH (c, cols) {
+        EACH (i, rows * PASSES) {
             float *to = f->lanes + (i / PASSES * ROW_STEP + c) * LANES + i % PASSES * VL;
             vstore(to, acc[c][i]);
         }
@@ -166,18 +185,13 @@ AI void fused_rows(float *y, size_t ldy, const float *x, size_t ldx, const kvs__
     }
     for (size_t j0 = 0; j0 < w->n; j0 += ROW_STEP) {
         size_t n = w->n - j0 < ROW_STEP ? w->n - j0 : ROW_STEP;
-        fused_args f = {x,    ldx,   w->data + j0 * w->row_bytes, w->row_bytes,
-                        w->k, has_tail ? tails : NULL, lanes};
-        size_t j = 0;
-        for (; j + cols <= n; j += cols) {
+        fused_args f = {.x = x, .ldx = ldx, .row_bytes = w->row_bytes, .k = w->k};
+        f.x_tail = has_tail ? tails : NULL;
+        for (size_t j = 0; j < n; j += cols) {
+            f.w = w->data + (j0 + j) * w->row_bytes;
+            f.n = n - j;
+            f.lanes = lanes + j * LANES;
             fused_cols(&f, rows, cols, hdr, dec, parts, bytes);
-            f.w += cols * w->row_bytes;
-            f.lanes += (size_t)cols * LANES;
-        }
-        for (; j < n; j++) {
-            fused_cols(&f, rows, 1, hdr, dec, parts, bytes);
-            f.w += w->row_bytes;
-            f.lanes += LANES;
         }
         size_t padded = (n + 3) / 4 * 4;
         for (unsigned r = 0; r < rows; r++) {
@@ -199,12 +213,10 @@ AI void pack_row(float *dst, size_t steps, const uint8_t *w, size_t kk, hdr_fn h
         float h[HDR];
         prefetch(w, bytes);
         hdr(w, h);
-        UNROLL for (unsigned s = 0; s < parts; s++)
-        {
+        EACH (s, parts) {
             vec v[VECS];
             dec(w, h, s, v);
-            UNROLL for (unsigned i = 0; i < VECS; i++)
-            {
+            EACH (i, VECS) {
                 size_t at = i % PASSES * steps + i / PASSES;
                 vstore(to + at * TILE_C * VL, v[i]);
             }
@@ -217,8 +229,7 @@ AI void pack_row(float *dst, size_t steps, const uint8_t *w, size_t kk, hdr_fn h
         memcpy(t, w, left * (bytes / PAD));
         vec v[VECS];
         dec(t, NULL, 0, v);
-        UNROLL for (unsigned i = 0; i < VECS; i++)
-        {
+        EACH (i, VECS) {
             size_t at = i % PASSES * steps + i / PASSES;
             vstore(to + at * TILE_C * VL, v[i]);
         }
@@ -239,15 +250,14 @@ AI void plain_row(float *dst, const uint8_t *w, size_t n, hdr_fn hdr, dec_fn dec
     for (; n >= parts * PAD; n -= parts * PAD, w += bytes) {
         float h[HDR];
         hdr(w, h);
-        UNROLL for (unsigned s = 0; s < parts; s++, dst += PAD)
-        {
+        EACH (s, parts) {
             vec v[VECS];
             dec(w, h, s, v);
-            UNROLL for (unsigned i = 0; i < VECS; i++)
-            {
-                vstore(dst + i * VL, v[i]);
+            EACH (i, VECS) {
+                vstore(dst + s * PAD + i * VL, v[i]);
             }
         }
+        dst += (size_t)parts * PAD;
     }
     if (ONE_ELEM(parts, bytes) && n > 0) {
         uint8_t t[PAD * sizeof(float)] = {0};
@@ -255,8 +265,7 @@ AI void plain_row(float *dst, const uint8_t *w, size_t n, hdr_fn hdr, dec_fn dec
         float out[PAD];
         vec v[VECS];
         dec(t, NULL, 0, v);
-        UNROLL for (unsigned i = 0; i < VECS; i++)
-        {
+        EACH (i, VECS) {
             vstore(out + i * VL, v[i]);
         }
         memcpy(dst, out, n * sizeof *dst);
@@ -269,20 +278,16 @@ AI void tile(float *acc, size_t lda, const float *x, size_t ldx, const float *pa
 {
     for (unsigned h = 0; h < PASSES; h++, x += VL, acc += VL) {
         vec a[TILE_R][TILE_C];
-        UNROLL for (unsigned r = 0; r < rows; r++)
-        {
-            UNROLL for (unsigned c = 0; c < TILE_C; c++)
-            {
+        EACH (r, rows) {
+            EACH (c, TILE_C) {
                 a[r][c] = first ? vzero() : vload(acc + (r * lda + c) * LANES);
             }
         }
         for (size_t t = 0; t < steps; t++, panel += TILE_C * VL) {
             TILE_STEP(a, x + t * LANES, ldx, panel, rows);
         }
-        UNROLL for (unsigned r = 0; r < rows; r++)
-        {
-            UNROLL for (unsigned c = 0; c < TILE_C; c++)
-            {
+        EACH (r, rows) {
+            EACH (c, TILE_C) {
                 vstore(acc + (r * lda + c) * LANES, a[r][c]);
             }
         }
@@ -323,7 +328,8 @@ typedef struct type_ops {
     FUSED_FN(T, parts, bytes, 1)                                                                   \
     FUSED_FN(T, parts, bytes, 2)                                                                   \
     FUSED_FN(T, parts, bytes, 3)                                                                   \
-    FUSED_FN(T, parts, bytes, 4)
+    FUSED_FN(T, parts, bytes, 4)                                                                   \
+    FUSED_MORE(T, parts, bytes)
 #define FUSED_FN(T, parts, bytes, rows)                                                            \
     static void fused_##T##_##rows(float *y, size_t ldy, const float *x, size_t ldx,               \
                                    const kvs__wrows *w, float *lanes)                              \
@@ -331,9 +337,8 @@ typedef struct type_ops {
         fused_rows(y, ldy, x, ldx, w, lanes, rows, FUSED_COLS_##rows, hdr_##T, dec_##T, parts,     \
                    bytes);                                                                         \
     }
-#define TYPE_OPS(T, NAME)                                                                          \
-    [KVS__W_##NAME] = {                                                                            \
-        pack_##T, plain_##T, {fused_##T##_1, fused_##T##_2, fused_##T##_3, fused_##T##_4}}
+#define FUSED_OPS(T)      fused_##T##_1, fused_##T##_2, fused_##T##_3, fused_##T##_4 FUSED_MORE_OPS(T)
+#define TYPE_OPS(T, NAME) [KVS__W_##NAME] = {pack_##T, plain_##T, {FUSED_OPS(T)}}
 
 /* Defined by the tier after its TYPE_FNS and TILE_FN. */
 static const type_ops ops[KVS__W_BF16 + 1];

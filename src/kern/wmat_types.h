@@ -4,14 +4,10 @@
 #ifndef KVS_KERN_WMAT_TYPES_H
 #define KVS_KERN_WMAT_TYPES_H
 
-#define hdr_f32 hdr_none
-#define hdr_f16 hdr_none
+#define hdr_f32  hdr_none
+#define hdr_f16  hdr_none
 #define hdr_bf16 hdr_none
-#define hdr_q4_0 hdr_none
-#define hdr_q4_1 hdr_none
-#define hdr_q5_0 hdr_none
-#define hdr_q5_1 hdr_none
-#define hdr_q8_0 hdr_none
+/* the tier has the others */
 #define hdr_q5_k hdr_q4_k
 
 TYPE_FNS(f32, 1, 128)
@@ -45,13 +41,9 @@ TILE_FN(6)
 #endif
 
 static const tile_fn tiles[TILE_R] = {
-    tile_1,
-    tile_2,
+    tile_1, tile_2,
 #if TILE_R > 2
-    tile_3,
-    tile_4,
-    tile_5,
-    tile_6,
+    tile_3, tile_4, tile_5, tile_6,
 #endif
 };
 

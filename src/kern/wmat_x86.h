@@ -14,7 +14,8 @@
 #else
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
-#define XI static inline __attribute__((always_inline))
+#define EACH(i, n) UNROLL for (unsigned i = 0; i < (n); i++)
+#define XI         static inline __attribute__((always_inline))
 /* Keeps the compiler from turning one load into a memory operand of each use. */
 #define HOLD(v) __asm__("" : "+v"(v))
 
@@ -61,6 +62,12 @@ XI void hdr_none(const uint8_t *b, float *h)
     (void)b;
     (void)h;
 }
+
+#define hdr_q4_0 hdr_none
+#define hdr_q4_1 hdr_none
+#define hdr_q5_0 hdr_none
+#define hdr_q5_1 hdr_none
+#define hdr_q8_0 hdr_none
 
 /* h[0..7] = d * signed bytes of q */
 XI void scale8(float *h, __m128i q, __m256 d)

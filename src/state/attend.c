@@ -10,7 +10,7 @@
  * A row is one query of one query head. Rows of the KV head they share are worked in blocks, so
  * that K and V are decoded once for all of them. Two ways to share out work, same arithmetic:
  * whole: an item is a block of rows, all its chunks one after another.
- * split: few rows (decode): an item is a chunk of one KV head; partial results are joined after. */
+ * split: few rows (decode): an item is some chunks of one KV head; partial results are joined after. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -25,7 +25,10 @@
 #define K_TILES     4u    /* of K decoded at a time, at most */
 #define K_FLOATS    4096u /* of K decoded at a time where the head dim allows: half of a 32 KiB L1 */
 #define DIRECT_ROWS 8u    /* up to which decoding in registers beats decoding to L1 first */
+#define CACHE_LINE  64u
+#define AHEAD_BYTES 8192u             /* of a plane that are asked for ahead of their use */
 #define SPLIT_BYTES ((size_t)1 << 20) /* of partial results between two joins */
+#define GROUP       4u     /* chunks of a split item, so that a thread reads some pages in a row */
 #define INLINE_WORK 65536u /* multiply-adds below which waking a thread costs more than it saves */
 
 /* What one query sees: [0, sinks) and [begin, end), and with flags more of [flag_lo, flag_hi). */
@@ -276,6 +279,31 @@ static kvs__planes v_planes(const kvs__store *s, const kvs__seg *seg, uint32_t h
     return p;
 }
 
+/* Asks for the n units-rows' worth of bytes that follow `ahead` such rows after p: the next tiles or
+ * rows of the same planes. Streams of a few KiB a plane are too short for the hardware to catch on:
+ * without this, reading codes costs compute plus memory instead of the greater of both. An address
+ * past the end of a segment is harmless. */
+static void prefetch(const kvs__side *side, const kvs__planes *p, size_t ahead, size_t n)
+{
+    const void *base[KVS__PLANES] = {p->data, p->scale, p->bias};
+    for (int i = 0; i < KVS__PLANES && base[i]; i++) {
+        size_t row = (size_t)side->n_units[i] * side->unit_bytes[i];
+        uintptr_t at = (uintptr_t)base[i] + ahead * row;
+        uintptr_t end = at + n * row;
+        for (at = at / CACHE_LINE * CACHE_LINE; at < end; at += CACHE_LINE) {
+            __builtin_prefetch((const void *)at, 0, 3);
+        }
+    }
+}
+
+/* Tokens ahead of the one in work that are asked for: some KiB, a multiple of the tile. */
+static size_t ahead_of(const kvs__side *side)
+{
+    size_t row = (size_t)side->n_units[0] * side->unit_bytes[0];
+    size_t tiles = AHEAD_BYTES / (row * KVS__TILE);
+    return (tiles < 1 ? 1 : tiles) * KVS__TILE;
+}
+
 /* True, and its planes, if the tokens of `bits` of the tile at pos0 lie in one tile of storage, each
  * in its own lane. */
 static bool tile_in_place(const job *j, uint32_t head, int64_t pos0, uint16_t bits, kvs__planes *p)
@@ -343,6 +371,7 @@ static void scores(const job *j, const work *w, uint32_t head, uint32_t n, int64
     size_t tile_floats = (size_t)shape->dim * KVS__TILE;
     uint32_t most = k_tiles(shape->dim);
     bool f32 = shape->bits == 0 && shape->dtype == KVS_F32;
+    size_t ahead = ahead_of(&j->s->fmt.side[KVS__K]);
     tile_run run = {.n = 0};
     for (uint32_t t = 0; t < KVS__CHUNK_TILES; t++) {
         uint16_t bits = mask_union(w, n, t);
@@ -353,6 +382,9 @@ static void scores(const job *j, const work *w, uint32_t head, uint32_t n, int64
         int64_t pos0 = c0 + (int64_t)t * KVS__TILE;
         kvs__planes p;
         bool in_place = tile_in_place(j, head, pos0, bits, &p);
+        if (in_place) {
+            prefetch(&j->s->fmt.side[KVS__K], &p, ahead, KVS__TILE);
+        }
         bool decode = !in_place || (n > DIRECT_ROWS && !f32);
         if (run.n > 0 && (run.decoded != decode || (decode && run.n == most))) {
             flush(j, w, n, &run);
@@ -392,6 +424,7 @@ static void add_values(const job *j, const work *w, uint32_t head, uint32_t r0, 
         uint64_t slot = 0;
         uint64_t m = locate(j, pos, n < V_ROWS ? n : V_ROWS, &seg, &slot);
         kvs__planes p = v_planes(j->s, seg, head, slot);
+        prefetch(&j->s->fmt.side[KVS__V], &p, ahead_of(&j->s->fmt.side[KVS__V]), (size_t)m);
         const float *numer = w->s + (size_t)r0 * KVS__CHUNK + (pos - c0);
         if (n_rows <= DIRECT_ROWS) {
             j->kern->pv_direct(acc, dim, numer, KVS__CHUNK, n_rows, shape, &p, (size_t)m);
@@ -628,7 +661,7 @@ static void whole_item(void *arg, size_t item, uint32_t thread)
     }
 }
 
-/* -- split: an item is a chunk of one KV head */
+/* -- split: an item is up to GROUP chunks of one KV head */
 
 static float *part_row(const job *j, uint32_t wave_chunk, uint32_t head, uint32_t row)
 {
@@ -636,27 +669,37 @@ static float *part_row(const job *j, uint32_t wave_chunk, uint32_t head, uint32_
     return j->part + i * row_floats(&j->s->fmt);
 }
 
+static void split_chunk(const job *j, const work *w, const chunk_list *l, uint32_t head,
+                        uint32_t at)
+{
+    uint32_t n = j->head_rows;
+    size_t dim = j->s->fmt.side[KVS__V].shape.dim;
+    bool any = chunk(j, w, head, 0, n, chunk_at(l, (int64_t)j->wave_first + at));
+    for (uint32_t r = 0; r < n; r++) {
+        float *out = part_row(j, at, head, r);
+        if (!any || !row_sees(w, r)) {
+            out[dim] = kvs__f32_bits(KVS__NAN_BITS);
+            continue;
+        }
+        memcpy(out, w->acc + r * dim, dim * sizeof(float));
+        out[dim] = w->m[r];
+        out[dim + 1] = w->l[r];
+    }
+}
+
 static void split_item(void *arg, size_t item, uint32_t thread)
 {
     const job *j = arg;
     work w;
     (void)carve(&j->s->fmt, j->scratch + thread * j->thread_bytes, &w);
-    uint32_t head = (uint32_t)(item / j->wave_n);
-    uint32_t at = (uint32_t)(item % j->wave_n);
-    uint32_t n = j->head_rows;
-    size_t dim = j->s->fmt.side[KVS__V].shape.dim;
-    chunk_list l = list_chunks(j, 0, n);
-    load_queries(j, &w, head, 0, n);
-    bool any = chunk(j, &w, head, 0, n, chunk_at(&l, (int64_t)j->wave_first + at));
-    for (uint32_t r = 0; r < n; r++) {
-        float *out = part_row(j, at, head, r);
-        if (!any || !row_sees(&w, r)) {
-            out[dim] = kvs__f32_bits(KVS__NAN_BITS);
-            continue;
-        }
-        memcpy(out, w.acc + r * dim, dim * sizeof(float));
-        out[dim] = w.m[r];
-        out[dim + 1] = w.l[r];
+    uint32_t groups = (j->wave_n + GROUP - 1) / GROUP;
+    uint32_t head = (uint32_t)(item / groups);
+    uint32_t first = (uint32_t)(item % groups) * GROUP;
+    uint32_t end = first + GROUP < j->wave_n ? first + GROUP : j->wave_n;
+    chunk_list l = list_chunks(j, 0, j->head_rows);
+    load_queries(j, &w, head, 0, j->head_rows);
+    for (uint32_t at = first; at < end; at++) {
+        split_chunk(j, &w, &l, head, at);
     }
 }
 
@@ -700,7 +743,7 @@ static void run_split(job *j, const chunk_list *l)
         j->wave_first = (uint32_t)i;
         j->wave_n = (uint32_t)min64(most, l->n - i);
         j->wave_last = i + most >= l->n;
-        kvs__pool_run(pool, (size_t)j->wave_n * heads, split_item, j);
+        kvs__pool_run(pool, (size_t)((j->wave_n + GROUP - 1) / GROUP) * heads, split_item, j);
         kvs__pool_run(pool, heads, join_item, j);
     }
 }

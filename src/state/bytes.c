@@ -94,8 +94,9 @@ kvs_status kvs_cache_export(const kvs_cache *c, uint32_t layer, int64_t begin, u
     kvs_status st = kvs__cache_layer(c, layer, &l, err);
     kvs_planes p = KVS_PLANES_INIT;
     st = st == KVS_OK ? read_planes(dst, &p, err) : st;
-    if (st == KVS_OK && n > (uint64_t)INT64_MAX / 2) {
-        st = kvs__fail(err, KVS_E_RANGE, "state", "%llu tokens", (unsigned long long)n);
+    if (st == KVS_OK && (n > (uint64_t)INT64_MAX / 4 || begin > INT64_MAX / 4)) {
+        st = kvs__fail(err, KVS_E_RANGE, "state", "%llu tokens from position %lld",
+                       (unsigned long long)n, (long long)begin);
     }
     st = st == KVS_OK ? check_range(l, begin, begin + (int64_t)n, err) : st;
     if (st != KVS_OK || n == 0) {
@@ -190,6 +191,9 @@ kvs_status kvs_cache_import(kvs_cache *c, uint32_t layer, int64_t at, uint64_t n
     st = st == KVS_OK ? kvs__store_reserve(c->ctx, s, at, n, err) : st;
     if (st != KVS_OK) {
         return st;
+    }
+    if (s == &l->main) {
+        kvs__store_drop(c->ctx, &l->early); /* as an append beyond dense_until does */
     }
     if (at > s->len) {
         kvs__store_jump(s, at);

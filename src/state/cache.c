@@ -134,6 +134,31 @@ static size_t head_bytes(uint32_t n_layers)
     return sizeof(kvs_cache) + n_layers * sizeof(kvs__layer);
 }
 
+static kvs_status plan_layers(const kvs_cache_opts *o, uint64_t n_tokens, size_t *sum,
+                              size_t *layer_bytes, kvs_err *err)
+{
+    *sum = head_bytes(o->n_layers);
+    for (uint32_t i = 0; i < o->n_layers; i++) {
+        kvs_layer_spec spec;
+        kvs_status st = read_spec(o, i, &spec, err);
+        if (st != KVS_OK) {
+            return st;
+        }
+        kvs__layer l;
+        layer_init(&l, &spec, o->reserve_tokens);
+        size_t bytes = 0;
+        if (!layer_planned(&l, n_tokens, &bytes) || !kvs__add_size(*sum, bytes, sum)) {
+            return kvs__fail(err, KVS_E_RANGE, "state",
+                             "layer %u: %llu tokens overflow the address space", i,
+                             (unsigned long long)n_tokens);
+        }
+        if (layer_bytes) {
+            layer_bytes[i] = bytes;
+        }
+    }
+    return KVS_OK;
+}
+
 kvs_status kvs_cache_plan(const kvs_cache_opts *opts, uint64_t n_tokens, size_t *state_bytes,
                           size_t *layer_bytes, kvs_err *err)
 {
@@ -146,29 +171,15 @@ kvs_status kvs_cache_plan(const kvs_cache_opts *opts, uint64_t n_tokens, size_t 
         return kvs__fail(err, KVS_E_RANGE, "state", "%llu tokens are too many",
                          (unsigned long long)n_tokens);
     }
-    size_t sum = head_bytes(o.n_layers);
-    for (uint32_t i = 0; i < o.n_layers; i++) {
-        kvs_layer_spec spec;
-        st = read_spec(&o, i, &spec, err);
-        if (st != KVS_OK) {
-            return st;
-        }
-        kvs__layer l;
-        layer_init(&l, &spec, o.reserve_tokens);
-        size_t bytes = 0;
-        if (!layer_planned(&l, n_tokens, &bytes) || !kvs__add_size(sum, bytes, &sum)) {
-            return kvs__fail(err, KVS_E_RANGE, "state",
-                             "layer %u: %llu tokens overflow the address space", i,
-                             (unsigned long long)n_tokens);
-        }
-        if (layer_bytes) {
-            layer_bytes[i] = bytes;
-        }
+    size_t sum = 0;
+    st = plan_layers(&o, n_tokens, &sum, NULL, err);
+    if (st == KVS_OK && layer_bytes) { /* again, now that it cannot fail halfway */
+        st = plan_layers(&o, n_tokens, &sum, layer_bytes, err);
     }
-    if (state_bytes) {
+    if (st == KVS_OK && state_bytes) {
         *state_bytes = sum;
     }
-    return KVS_OK;
+    return st;
 }
 
 /* The memory that a layer holds while empty. */

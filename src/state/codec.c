@@ -54,7 +54,8 @@ static kvs_status check_affine(const kvs_codec *c, kvs_err *err)
 static kvs_status check_codec(const kvs_codec *c, kvs_err *err)
 {
     if (!c) {
-        return kvs__fail(err, KVS_E_INVAL, "state", "codec is NULL");
+        (void)kvs__fail(err, KVS_E_INVAL, "state", "codec is NULL");
+        return KVS_E_INVAL; /* spelt out: nothing after it may look at the codec */
     }
     if (!dtype_known(c->dtype)) {
         return kvs__fail(err, KVS_E_INVAL, "state", "dtype %d of the codec is unknown",

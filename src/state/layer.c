@@ -77,6 +77,7 @@ kvs_status kvs__layer_reserve(kvs_ctx *ctx, kvs__layer *l, uint64_t n, kvs_err *
                          (unsigned long long)n);
     }
     append_plan p = plan_append(l, n);
+    uint32_t had = l->early.n_segs;
     kvs_status st = KVS_OK;
     if (p.dense) {
         st = kvs__store_reserve(ctx, &l->early, len, p.dense, err);
@@ -85,6 +86,9 @@ kvs_status kvs__layer_reserve(kvs_ctx *ctx, kvs__layer *l, uint64_t n, kvs_err *
         st = kvs__store_reserve(ctx, &l->main, 0, (uint64_t)len + n, err);
     } else if (st == KVS_OK && p.rest) {
         st = kvs__store_reserve(ctx, &l->main, len, p.rest, err);
+    }
+    if (st != KVS_OK) {
+        kvs__store_trim(ctx, &l->early, had);
     }
     return st;
 }
@@ -228,7 +232,7 @@ kvs_status kvs__layer_attend(kvs_ctx *ctx, const kvs__layer *l, const kvs_attend
     if (d.mode == KVS_READ_BLOCK) {
         return attend_block(ctx, l, &d, err);
     }
-    if (d.q_pos < 0) {
+    if (d.q_pos == -1) {
         d.q_pos = len - (int64_t)d.n_queries;
     }
     if (d.q_pos < 0 || d.q_pos >= len || (int64_t)d.n_queries > len - d.q_pos) {

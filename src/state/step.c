@@ -22,6 +22,13 @@ static kvs_status find(const kvs_cache *c, uint32_t layer, kvs__layer **out, kvs
                          "layer %u: the step to position %lld converts it; append instead", layer,
                          (long long)len);
     }
+    const kvs__store *s = kvs__layer_store(*out);
+    if (!kvs__attend_covered(s, len)) { /* after an import past a gap */
+        return kvs__fail(err, KVS_E_RANGE, "state",
+                         "layer %u: the window of a step to position %lld reaches below %lld, the "
+                         "oldest position stored",
+                         layer, (long long)len, (long long)s->lo);
+    }
     return KVS_OK;
 }
 
@@ -87,13 +94,18 @@ kvs_status kvs_step_plan(kvs_cache *c, uint32_t layer, kvs_step *out, kvs_err *e
     if (st == KVS_OK && !out) {
         st = kvs__fail(err, KVS_E_INVAL, "state", "out is NULL");
     }
+    if (st == KVS_OK && out->struct_size < sizeof out->struct_size) {
+        st = kvs__fail(err, KVS_E_INVAL, "state",
+                       "kvs_step.struct_size is %zu; use the initialiser", out->struct_size);
+    }
     st = st == KVS_OK ? kvs__layer_reserve(c->ctx, l, 1, err) : st;
     if (st != KVS_OK) {
         return st;
     }
     kvs_step s = KVS_STEP_INIT;
     describe(kvs__layer_store(l), &s);
-    return kvs__stats_write(out, &s, sizeof s);
+    (void)kvs__stats_write(out, &s, sizeof s);
+    return KVS_OK;
 }
 
 static kvs_status read_step(const kvs__layer *l, const kvs_step *step, kvs_step *out, kvs_err *err)
@@ -109,6 +121,10 @@ static kvs_status read_step(const kvs__layer *l, const kvs_step *step, kvs_step 
         return kvs__fail(err, KVS_E_STATE, "state",
                          "the step was planned at position %lld, the layer is at %lld",
                          (long long)out->position, (long long)kvs__layer_len(l));
+    }
+    if (out->oldest < 0 || out->oldest > out->position) {
+        return kvs__fail(err, KVS_E_INVAL, "state",
+                         "the step's oldest position %lld is not its own", (long long)out->oldest);
     }
     return KVS_OK;
 }

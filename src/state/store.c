@@ -77,25 +77,25 @@ bool kvs__seg_size(const kvs__fmt *fmt, uint64_t cap, size_t *bytes)
     return lay_out(fmt, cap, NULL, bytes);
 }
 
-static kvs__seg *seg_new(kvs_ctx *ctx, const kvs__fmt *fmt, uint64_t cap, kvs_err *err)
+static kvs_status seg_new(kvs_ctx *ctx, const kvs__fmt *fmt, uint64_t cap, kvs__seg **out,
+                          kvs_err *err)
 {
     size_t bytes = 0;
     if (!lay_out(fmt, cap, NULL, &bytes)) {
-        (void)kvs__fail(err, KVS_E_RANGE, "state", "a segment of %llu tokens is too large",
-                        (unsigned long long)cap);
-        return NULL;
+        return kvs__fail(err, KVS_E_RANGE, "state", "a segment of %llu tokens is too large",
+                         (unsigned long long)cap);
     }
     kvs__seg *seg = kvs__alloc(ctx, bytes);
     if (!seg) {
-        (void)kvs__nomem(err, "state", bytes);
-        return NULL;
+        return kvs__nomem(err, "state", bytes);
     }
     memset(seg, 0, sizeof *seg);
     (void)lay_out(fmt, cap, seg, &bytes);
     seg->bytes = bytes;
     seg->cap = cap;
     seg->refs = 1;
-    return seg;
+    *out = seg;
+    return KVS_OK;
 }
 
 void kvs__seg_unref(kvs_ctx *ctx, kvs__seg *seg)
@@ -190,13 +190,14 @@ static bool hits_pin(const kvs__store *s, uint32_t i, int64_t at, int64_t end)
     if (seg->refs == 1 || seg->pin_lo >= seg->pin_hi) {
         return false;
     }
-    if (at < seg->pin_hi && end > seg->pin_lo) {
-        return true;
+    if (s->layout == KVS_LAYOUT_GROW || i > 0) {
+        return at < seg->pin_hi && end > seg->pin_lo;
     }
-    /* a ring's slot is shared by all positions of one remainder */
+    /* A ring's slot is shared by all positions of one remainder; an import may jump any distance.
+     * The pinned slots start `ahead` slots after those of `at`. */
     int64_t cap = (int64_t)s->ring_cap;
-    return s->layout == KVS_LAYOUT_RING && i == 0 && at - cap < seg->pin_hi &&
-           end - cap > seg->pin_lo;
+    int64_t ahead = ((seg->pin_lo - at) % cap + cap) % cap;
+    return ahead < end - at || cap - ahead < seg->pin_hi - seg->pin_lo;
 }
 
 /* Gives the store its own copy of segment i; views keep the old one. */
@@ -216,6 +217,15 @@ static kvs_status unshare(kvs_ctx *ctx, kvs__store *s, uint32_t i, kvs_err *err)
     return KVS_OK;
 }
 
+void kvs__store_trim(kvs_ctx *ctx, kvs__store *s, uint32_t n_segs)
+{
+    while (s->n_segs > n_segs) {
+        s->n_segs--;
+        kvs__seg_unref(ctx, s->seg[s->n_segs]);
+        s->seg[s->n_segs] = NULL;
+    }
+}
+
 static kvs_status reserve_grow(kvs_ctx *ctx, kvs__store *s, uint64_t end, kvs_err *err)
 {
     while (grow_cap(s) < end) {
@@ -224,9 +234,10 @@ static kvs_status reserve_grow(kvs_ctx *ctx, kvs__store *s, uint64_t end, kvs_er
             return kvs__fail(err, KVS_E_LIMIT, "state", "%llu tokens need more than %d segments",
                              (unsigned long long)end, KVS__MAX_SEGS);
         }
-        kvs__seg *seg = seg_new(ctx, &s->fmt, next_rung(s, cap), err);
-        if (!seg) {
-            return KVS_E_NOMEM;
+        kvs__seg *seg = NULL;
+        kvs_status st = seg_new(ctx, &s->fmt, next_rung(s, cap), &seg, err);
+        if (st != KVS_OK) {
+            return st;
         }
         s->first[s->n_segs] = (int64_t)cap;
         s->seg[s->n_segs++] = seg;
@@ -250,10 +261,10 @@ static kvs_status reserve_ring(kvs_ctx *ctx, kvs__store *s, kvs_err *err)
     uint32_t n = s->sinks > 0 ? 2 : 1;
     kvs__seg *made[2] = {NULL, NULL};
     for (uint32_t i = 0; i < n; i++) {
-        made[i] = seg_new(ctx, &s->fmt, cap[i], err);
-        if (!made[i]) {
+        kvs_status st = seg_new(ctx, &s->fmt, cap[i], &made[i], err);
+        if (st != KVS_OK) {
             kvs__seg_unref(ctx, made[0]);
-            return KVS_E_NOMEM;
+            return st;
         }
         clear_k(made[i]);
     }
@@ -265,12 +276,16 @@ static kvs_status reserve_ring(kvs_ctx *ctx, kvs__store *s, kvs_err *err)
 kvs_status kvs__store_reserve(kvs_ctx *ctx, kvs__store *s, int64_t at, uint64_t n, kvs_err *err)
 {
     int64_t end = at + (int64_t)n;
+    uint32_t had = s->n_segs;
     kvs_status st = s->layout == KVS_LAYOUT_RING ? reserve_ring(ctx, s, err)
                                                  : reserve_grow(ctx, s, (uint64_t)end, err);
     for (uint32_t i = 0; st == KVS_OK && i < s->n_segs; i++) {
         if (hits_pin(s, i, at, end)) {
             st = unshare(ctx, s, i, err);
         }
+    }
+    if (st != KVS_OK) {
+        kvs__store_trim(ctx, s, had);
     }
     return st;
 }
@@ -282,9 +297,10 @@ kvs_status kvs__store_tail(kvs_ctx *ctx, const kvs__store *s, uint64_t n, kvs__s
     out->fmt = s->fmt;
     out->layout = KVS_LAYOUT_GROW;
     uint64_t lead = (uint64_t)s->len % KVS__TILE; /* slots stay on the tile grid of positions */
-    kvs__seg *seg = seg_new(ctx, &s->fmt, round_tile(lead + n), err);
-    if (!seg) {
-        return KVS_E_NOMEM;
+    kvs__seg *seg = NULL;
+    kvs_status st = seg_new(ctx, &s->fmt, round_tile(lead + n), &seg, err);
+    if (st != KVS_OK) {
+        return st;
     }
     clear_k(seg);
     out->seg[0] = seg;

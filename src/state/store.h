@@ -97,8 +97,10 @@ void kvs__store_init(kvs__store *s, const kvs_layer_spec *spec, const kvs_codec 
 bool kvs__store_planned(const kvs__store *s, uint64_t n_tokens, size_t *bytes);
 size_t kvs__store_bytes(const kvs__store *s);
 /* Makes room for positions [at, at + n) and copies segments whose pinned slots they would write
- * over. On failure nothing but spare capacity changed. */
+ * over. On failure no segment was added; one may have been copied. */
 kvs_status kvs__store_reserve(kvs_ctx *ctx, kvs__store *s, int64_t at, uint64_t n, kvs_err *err);
+/* Gives up the segments from n_segs on, which hold no token. */
+void kvs__store_trim(kvs_ctx *ctx, kvs__store *s, uint32_t n_segs);
 /* Counts n tokens as written; the room was reserved. */
 void kvs__store_advance(kvs__store *s, uint64_t n);
 /* Empty ring: continue at position `at`, everything before it (sinks apart) counts as dropped. */

@@ -159,7 +159,8 @@ static void place(const kvs__store *s, const kvs__seg *seg, int side, int plane,
 }
 
 /* Both homes of positions [at, at + n): the segment that locate names and, for a ring's sinks,
- * the sink segment. */
+ * the sink segment. Sinks that the ring has dropped go to the latter alone: their slots belong to
+ * later positions, which another thread may be writing. */
 static void place_all(kvs__store *s, int side, int plane, uint32_t head, int64_t at, uint64_t n,
                       const void *rows)
 {
@@ -169,7 +170,14 @@ static void place_all(kvs__store *s, int side, int plane, uint32_t head, int64_t
         place(s, s->seg[1], side, plane, head, (uint64_t)at, m < n ? m : n, rows);
     }
     if (s->layout == KVS_LAYOUT_RING) {
-        place(s, s->seg[0], side, plane, head, (uint64_t)at % s->ring_cap, n, rows);
+        uint64_t gone = at < s->lo ? (uint64_t)(s->lo - at) : 0;
+        if (gone < n) {
+            const kvs__side *sd = &s->fmt.side[side];
+            const unsigned char *kept =
+                (const unsigned char *)rows + gone * sd->n_units[plane] * sd->unit_bytes[plane];
+            place(s, s->seg[0], side, plane, head, ((uint64_t)at + gone) % s->ring_cap, n - gone,
+                  kept);
+        }
         return;
     }
     const kvs__seg *seg = NULL;

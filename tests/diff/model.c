@@ -53,6 +53,7 @@ void model_clear(model *m)
 {
     m->len = 0;
     m->high = 0;
+    m->gap = 0;
     m->early = m->spec.dense_until > 0;
     m->converted = m->spec.dense_until == 0;
 }
@@ -96,6 +97,17 @@ void model_append(model *m, uint32_t n, const float *k, const float *v)
     m->converted = m->converted || m->len > dense;
 }
 
+void model_skip(model *m, uint32_t n)
+{
+    for (int side = 0; side < 2; side++) {
+        size_t f = row_floats(m, side);
+        memset(m->in[side] + (size_t)m->len * f, 0, n * f * sizeof(float));
+        memset(m->raw[side] + (size_t)m->len * f, 0, n * f * sizeof(float));
+    }
+    m->len += n;
+    m->gap = n ? m->len : m->gap;
+}
+
 void model_rewind(model *m, uint64_t n)
 {
     m->len -= (int64_t)n;
@@ -117,6 +129,7 @@ bool model_may_miss(const model *m, int64_t pos)
     }
     int64_t block = m->spec.max_block ? (int64_t)m->spec.max_block : 1;
     int64_t kept = m->high - ((int64_t)m->spec.window - 1 + block);
+    kept = kept > m->gap ? kept : m->gap;
     return kept > (int64_t)m->spec.sinks && pos - (int64_t)m->spec.window + 1 < kept;
 }
 

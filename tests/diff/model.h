@@ -15,6 +15,7 @@ typedef struct model {
     kvs_ctx *ctx;
     kvs_layer_spec spec;
     int64_t len;
+    int64_t gap;    /* tokens below it, sinks apart, were never stored (import past a gap) */
     int64_t high;   /* greatest length since the layer was empty: what a ring may have dropped */
     bool early;     /* the dense copy of a delayed layer is still there */
     bool converted; /* main holds the tokens */
@@ -26,9 +27,11 @@ void model_init(model *m, kvs_ctx *ctx, const kvs_layer_spec *spec);
 void model_free(model *m);
 void model_clear(model *m);
 void model_append(model *m, uint32_t n, const float *k, const float *v);
+/* n tokens count as seen and dropped. */
+void model_skip(model *m, uint32_t n);
 void model_rewind(model *m, uint64_t n);
 void model_convert(model *m, const kvs_codec *k, const kvs_codec *v);
-/* Could a ring have dropped a token that a query at `pos` sees? Then a refusal is right. */
+/* Could a ring have dropped, or never got, a token that a query at `pos` sees? Then a refusal is right. */
 bool model_may_miss(const model *m, int64_t pos);
 bool model_sees(const model *m, const kvs_attend *d, uint32_t query, int64_t key);
 /* out [n_queries][n_q_heads][v_dim]; q dense f32; block K, V dense f32 or NULL. */

@@ -13,6 +13,7 @@
 #include "diff/model.h"
 
 #define MAX_LAYERS 3
+#define MAX_VIEWS  2
 #define MAX_BLOCK  320
 
 typedef struct heap {
@@ -57,9 +58,8 @@ typedef struct run {
     uint32_t n_layers;
     kvs_layer_spec spec[MAX_LAYERS];
     model model[MAX_LAYERS];
-    kvs_view *view;
-    model at_view; /* the layer as it was */
-    uint32_t view_layer;
+    kvs_view *view[MAX_VIEWS];
+    model at_view[MAX_VIEWS]; /* the layer as it was */
     uint64_t rng;
     uint64_t op;
     ops_stats *stats;
@@ -142,10 +142,11 @@ static void draw_spec(run *r, kvs_layer_spec *s)
     s->v = draw_codec(r, s->v_dim);
     uint32_t kind = pick(r, 4);
     s->layout = kind >= 2 ? KVS_LAYOUT_RING : KVS_LAYOUT_GROW;
-    s->window = kind == 0 ? 0 : 1 + pick(r, 60);
-    s->sinks = kind == 0 ? 0 : pick(r, 8) * pick(r, 4);
-    s->max_block = kind >= 2 ? pick(r, 40) : 0;
-    s->dense_until = pick(r, 3) == 0 ? pick(r, 40) : 0;
+    uint32_t size = pick(r, 8); /* most are small, some cross chunks and segments */
+    s->window = kind == 0 ? 0 : 1 + pick(r, 60) + (size == 0 ? 230 : 0);
+    s->sinks = kind == 0 ? 0 : pick(r, 8) * pick(r, 4) + (size == 1 ? 250 : 0);
+    s->max_block = kind >= 2 ? pick(r, 40) + (size == 2 ? 270 : 0) : 0;
+    s->dense_until = pick(r, 3) == 0 ? pick(r, 40) + (size == 3 ? 240 : 0) : 0;
     s->dense_dtype = (kvs_dtype)pick(r, 3);
 }
 
@@ -164,7 +165,7 @@ static int after_op(run *r)
     for (uint32_t i = 0; i < r->n_layers; i++) {
         CHECK(kvs_cache_length(r->cache, i) == r->model[i].len, "length");
     }
-    if (!r->view) { /* a view may be the only holder of a segment */
+    if (!r->view[0] && !r->view[1]) { /* a view may be the only holder of a segment */
         kvs_ctx_stats s = KVS_CTX_STATS_INIT;
         CHECK(kvs_ctx_get_stats(r->ctx, &s) == KVS_OK, "stats");
         CHECK(s.live_bytes == r->heap.live, "live bytes");
@@ -190,17 +191,12 @@ static void fill(run *r, float *x, size_t n, bool odd)
     }
 }
 
-static int op_append(run *r, uint32_t layer)
+static int append_block(run *r, uint32_t layer, uint32_t n, bool odd, uint32_t reserve)
 {
     model *m = &r->model[layer];
-    uint32_t n = 1 + pick(r, 24);
-    if (pick(r, 12) == 0) {
-        n += pick(r, 255) + 30;
-    }
     if (m->len + n > MODEL_MAX_TOKENS) {
         return 0;
     }
-    bool odd = pick(r, 16) == 0;
     size_t nk = (size_t)n * m->spec.n_kv_heads * m->spec.k_dim;
     size_t nv = (size_t)n * m->spec.n_kv_heads * m->spec.v_dim;
     fill(r, r->k, nk, odd);
@@ -209,10 +205,11 @@ static int op_append(run *r, uint32_t layer)
     kv.n_tokens = n;
     kv.k = r->k;
     kv.v = r->v;
-    if (pick(r, 3) == 0) {
-        kvs_status st = kvs_cache_reserve(r->cache, layer, n, NULL);
+    if (reserve < 2) {
+        kvs_status st = kvs_cache_reserve(r->cache, reserve ? layer : KVS_ALL_LAYERS, n, NULL);
         CHECK(st == KVS_OK || st == KVS_E_LIMIT || failed_as_told(r, st), "reserve");
     }
+    size_t bytes = kvs_cache_bytes(r->cache, layer);
     kvs_err err = {KVS_OK, 0, "", ""};
     kvs_status st = kvs_cache_append(r->cache, layer, &kv, &err);
     if (n > max_block(&m->spec)) {
@@ -221,10 +218,63 @@ static int op_append(run *r, uint32_t layer)
         return 0;
     }
     if (failed_as_told(r, st)) {
+        CHECK(kvs_cache_bytes(r->cache, layer) == bytes, "a failed append keeps memory");
         return 0;
     }
     CHECK(st == KVS_OK, err.msg);
     model_append(m, n, r->k, r->v);
+    return 0;
+}
+
+static int op_append(run *r, uint32_t layer)
+{
+    uint32_t n = 1 + pick(r, 24);
+    if (pick(r, 12) == 0) {
+        n += pick(r, 255) + 30;
+    }
+    bool odd = pick(r, 16) == 0;
+    return append_block(r, layer, n, odd, pick(r, 6));
+}
+
+/* Many blocks of one size: a ring goes round several times. */
+static int op_flood(run *r, uint32_t layer)
+{
+    uint32_t most = max_block(&r->spec[layer]);
+    uint32_t n = 1 + pick(r, most > 255 ? 255 : most);
+    uint32_t total = pick(r, 255) + 60;
+    for (uint32_t done = 0; done < total; done += n) {
+        if (append_block(r, layer, n, false, 2)) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static bool rewind_fits(const model *m, uint64_t n)
+{
+    int64_t to = m->len - (int64_t)n;
+    int64_t dense = (int64_t)m->spec.dense_until;
+    bool needs_early = dense > 0 && (to < dense || (to == dense && !m->converted));
+    return to == 0 || (to > 0 && !model_may_miss(m, to) && (!needs_early || m->early));
+}
+
+static int op_rewind_all(run *r)
+{
+    uint64_t n = pick(r, 3) == 0 ? pick(r, 255) : pick(r, 12);
+    bool must = true;
+    bool past = false;
+    for (uint32_t i = 0; i < r->n_layers; i++) {
+        must = must && rewind_fits(&r->model[i], n);
+        past = past || n > (uint64_t)r->model[i].len;
+    }
+    kvs_status can = kvs_cache_can_rewind(r->cache, KVS_ALL_LAYERS, n);
+    kvs_status st = kvs_cache_rewind(r->cache, KVS_ALL_LAYERS, n, NULL);
+    CHECK((can == KVS_OK) == (st == KVS_OK), "can_rewind and rewind of all layers agree");
+    CHECK(!must || st == KVS_OK, "a rewind of all layers that is exact is refused");
+    CHECK(!past || st == KVS_E_RANGE || st == KVS_E_STATE, "rewind of all layers past the start");
+    for (uint32_t i = 0; st == KVS_OK && i < r->n_layers; i++) {
+        model_rewind(&r->model[i], n);
+    }
     return 0;
 }
 
@@ -242,7 +292,7 @@ static int op_rewind(run *r, uint32_t layer)
     int64_t to = m->len - (int64_t)n;
     int64_t dense = (int64_t)m->spec.dense_until;
     bool needs_early = dense > 0 && (to < dense || (to == dense && !m->converted));
-    bool must = to == 0 || (!model_may_miss(m, to) && (!needs_early || m->early));
+    bool must = rewind_fits(m, n);
     CHECK((can == KVS_OK) == (st == KVS_OK), "can_rewind and rewind agree");
     CHECK(!must || st == KVS_OK, "a rewind that is exact is refused");
     CHECK(to == 0 || !(needs_early && !m->early) || st == KVS_E_STATE,
@@ -361,6 +411,9 @@ static int op_block(run *r, uint32_t layer)
     if (failed_as_told(r, st)) {
         return 0;
     }
+    if (st == KVS_E_RANGE && model_may_miss(m, m->len)) {
+        return 0;
+    }
     CHECK(st == KVS_OK, kvs_status_name(st));
     d.q_pos = m->len;
     model_attend(m, &d, r->q, r->k, r->v, r->want);
@@ -384,37 +437,43 @@ static void copy_model(model *dst, const model *src)
     }
 }
 
-static void drop_view(run *r)
+static void drop_view(run *r, uint32_t i)
 {
-    if (r->view) {
-        kvs_view_free(r->view);
-        model_free(&r->at_view);
-        r->view = NULL;
+    if (r->view[i]) {
+        kvs_view_free(r->view[i]);
+        model_free(&r->at_view[i]);
+        r->view[i] = NULL;
     }
+}
+
+static int op_view_new(run *r, uint32_t layer, uint32_t i)
+{
+    kvs_status st = kvs_view_new(r->cache, layer, &r->view[i], NULL);
+    if (r->model[layer].len == 0) {
+        CHECK(st == KVS_E_STATE && !r->view[i], "view of an empty layer");
+        return 0;
+    }
+    if (failed_as_told(r, st)) {
+        return 0;
+    }
+    CHECK(st == KVS_OK, kvs_status_name(st));
+    copy_model(&r->at_view[i], &r->model[layer]);
+    return 0;
 }
 
 static int op_view(run *r, uint32_t layer)
 {
-    if (!r->view) {
-        kvs_status st = kvs_view_new(r->cache, layer, &r->view, NULL);
-        if (r->model[layer].len == 0) {
-            CHECK(st == KVS_E_STATE && !r->view, "view of an empty layer");
-            return 0;
-        }
-        if (failed_as_told(r, st)) {
-            return 0;
-        }
-        CHECK(st == KVS_OK, kvs_status_name(st));
-        copy_model(&r->at_view, &r->model[layer]);
-        return 0;
+    uint32_t i = pick(r, MAX_VIEWS);
+    if (!r->view[i]) {
+        return op_view_new(r, layer, i);
     }
-    model *m = &r->at_view;
+    model *m = &r->at_view[i];
     kvs_view_info info = KVS_VIEW_INFO_INIT;
-    CHECK(kvs_view_get_info(r->view, &info) == KVS_OK && info.offset == m->len, "view offset");
+    CHECK(kvs_view_get_info(r->view[i], &info) == KVS_OK && info.offset == m->len, "view offset");
     kvs_attend d;
     float sinks[64];
     draw_read(r, m, &d, sinks);
-    kvs_status st = kvs_view_attend(r->view, &d, NULL);
+    kvs_status st = kvs_view_attend(r->view[i], &d, NULL);
     d.q_pos = m->len - (int64_t)d.n_queries;
     bool done = false;
     if (judge_read(r, m, &d, st, &done) || done) {
@@ -425,16 +484,14 @@ static int op_view(run *r, uint32_t layer)
         return 1;
     }
     if (pick(r, 3) == 0) {
-        drop_view(r);
+        drop_view(r, i);
     }
     return 0;
 }
 
 static int op_convert(run *r, uint32_t layer)
 {
-    model *m = &r->model[layer];
-    if (model_may_miss(m, m->len)) { /* the model keeps what a ring dropped: same live tokens */
-    }
+    model *m = &r->model[layer]; /* keeps what a ring dropped: the live tokens are the same */
     kvs_codec k = draw_codec(r, m->spec.k_dim);
     kvs_codec v = draw_codec(r, m->spec.v_dim);
     kvs_status st = kvs_cache_convert(r->cache, layer, &k, &v, NULL);
@@ -485,13 +542,105 @@ static void planes_free(planes_buf *b)
     }
 }
 
+/* Draws n rows into r->k and r->v and encodes them as the layer would: the planes of an import. */
+static kvs_status draw_planes(run *r, const kvs_layer_spec *spec, bool dense, uint32_t n,
+                              planes_buf *out)
+{
+    kvs_layer_spec s = KVS_LAYER_SPEC_INIT;
+    s.n_kv_heads = spec->n_kv_heads;
+    s.k_dim = spec->k_dim;
+    s.v_dim = spec->v_dim;
+    s.k = dense ? (kvs_codec){0, 0, 0, spec->dense_dtype} : spec->k;
+    s.v = dense ? (kvs_codec){0, 0, 0, spec->dense_dtype} : spec->v;
+    fill(r, r->k, (size_t)n * s.n_kv_heads * s.k_dim, false);
+    fill(r, r->v, (size_t)n * s.n_kv_heads * s.v_dim, false);
+    planes_alloc(out, spec, dense, n);
+    kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
+    o.n_layers = 1;
+    o.layers = &s;
+    kvs_cache *c = NULL;
+    kvs_kv kv = KVS_KV_INIT;
+    kv.n_tokens = n;
+    kv.k = r->k;
+    kv.v = r->v;
+    kvs_status st = kvs_cache_new(r->plain, &o, &c, NULL);
+    st = st == KVS_OK ? kvs_cache_append(c, 0, &kv, NULL) : st;
+    st = st == KVS_OK ? kvs_cache_export(c, 0, 0, n, &out->p, NULL) : st;
+    kvs_cache_free(c);
+    return st;
+}
+
+/* Encoded rows at the end, or (ring) past a gap. */
+static int op_import(run *r, uint32_t layer)
+{
+    model *m = &r->model[layer];
+    int64_t until = (int64_t)m->spec.dense_until;
+    bool ring = m->spec.layout == KVS_LAYOUT_RING;
+    uint32_t most = max_block(&m->spec);
+    uint32_t n = 1 + pick(r, most > 40 ? 40 : most);
+    int64_t gap = ring && m->len >= (int64_t)m->spec.sinks ? (int64_t)pick(r, 80) : 0;
+    gap = pick(r, 2) ? gap : 0;
+    bool dense = until > 0 && m->len + gap + n <= until;
+    if ((until > 0 && !dense && !m->converted) || m->len + gap + n > MODEL_MAX_TOKENS) {
+        return 0;
+    }
+    planes_buf b;
+    CHECK(draw_planes(r, &m->spec, dense, n, &b) == KVS_OK, "encoded rows");
+    kvs_status st = kvs_cache_import(r->cache, layer, m->len + gap, n, &b.p, NULL);
+    planes_free(&b);
+    if (failed_as_told(r, st)) {
+        return 0;
+    }
+    CHECK(st == KVS_OK, kvs_status_name(st));
+    model_skip(m, (uint32_t)gap);
+    model_append(m, n, r->k, r->v);
+    return 0;
+}
+
+static int op_step(run *r, uint32_t layer)
+{
+    model *m = &r->model[layer];
+    kvs_step step = KVS_STEP_INIT;
+    kvs_status st = kvs_step_plan(r->cache, layer, &step, NULL);
+    bool crosses = m->spec.dense_until > 0 && m->len == (int64_t)m->spec.dense_until;
+    if (m->len == 0 || (crosses && !m->converted)) {
+        CHECK(st == KVS_E_STATE, "a step of an empty or converting layer");
+        return 0;
+    }
+    if (failed_as_told(r, st) || (st == KVS_E_RANGE && model_may_miss(m, m->len))) {
+        return 0;
+    }
+    CHECK(st == KVS_OK && step.position == m->len, kvs_status_name(st));
+    if (m->len + 1 > MODEL_MAX_TOKENS || pick(r, 4) == 0) {
+        return 0; /* a plan that is not committed */
+    }
+    kvs_span spans[16];
+    uint32_t n_spans = 0;
+    uint64_t sum = 0;
+    CHECK(kvs_step_inputs(r->cache, layer, &step, spans, 16, &n_spans, NULL) == KVS_OK, "inputs");
+    for (uint32_t i = 0; i < n_spans && i < 16; i++) {
+        sum += spans[i].n_tokens;
+    }
+    CHECK(n_spans > 16 || sum == step.active, "the spans hold the active tokens");
+    planes_buf b;
+    CHECK(draw_planes(r, &m->spec, m->spec.dense_until > 0 && !m->converted, 1, &b) == KVS_OK,
+          "encoded row");
+    r->heap.failed = false;
+    st = kvs_step_commit(r->cache, layer, &step, &b.p, NULL);
+    planes_free(&b);
+    CHECK(st == KVS_OK, kvs_status_name(st));
+    model_append(m, 1, r->k, r->v);
+    return 0;
+}
+
 /* Export of the live tokens, import into a second cache, and the same bytes out of that one. */
 static int op_copy(run *r, uint32_t layer)
 {
     model *m = &r->model[layer];
     int64_t oldest = kvs_cache_oldest(r->cache, layer);
     uint64_t n = (uint64_t)(m->len - oldest);
-    if (n == 0 || (m->spec.dense_until > 0 && m->converted) || m->spec.sinks > 0) {
+    bool missing = model_may_miss(m, m->len - 1); /* an import has left a gap */
+    if (n == 0 || (m->spec.dense_until > 0 && m->converted) || m->spec.sinks > 0 || missing) {
         return 0;
     }
     bool dense = m->spec.dense_until > 0;
@@ -540,10 +689,19 @@ static int op_clear(run *r)
 
 static int one_op(run *r)
 {
-    uint32_t kind = pick(r, 32);
+    uint32_t kind = pick(r, 40);
     uint32_t layer = pick(r, r->n_layers);
     if (kind < 12) {
         return op_append(r, layer);
+    }
+    if (kind == 32) {
+        return op_flood(r, layer);
+    }
+    if (kind == 33) {
+        return op_rewind_all(r);
+    }
+    if (kind > 33) {
+        return kind < 36 ? op_import(r, layer) : op_step(r, layer);
     }
     if (kind < 16) {
         return op_rewind(r, layer);
@@ -602,7 +760,9 @@ static bool start(run *r, uint32_t tiers_off, uint32_t n_threads)
 
 static int finish(run *r, int bad)
 {
-    drop_view(r);
+    for (uint32_t i = 0; i < MAX_VIEWS; i++) {
+        drop_view(r, i);
+    }
     kvs_cache_free(r->cache);
     for (uint32_t i = 0; i < r->n_layers; i++) {
         if (r->model[i].in[0]) {

@@ -147,7 +147,8 @@ static void check_text(const kvs_tokenizer *tok, unsigned options, kvs__text tex
     check_stream(tok, ids, n, KVS_TOKENIZE_SPECIAL, bytes, n_bytes);
     const bool spm = (options & 1) != 0;
     const bool prefixed = spm && (options & 2) != 0;
-    if ((options & 4) != 0 && flags == 0 && !(prefixed && has_user(tok))) {
+    const bool odd_prefix = prefixed && n_bytes >= 3 && memcmp(bytes, KVS__SPACE_MARK, 3) == 0;
+    if ((options & 4) != 0 && flags == 0 && !(prefixed && has_user(tok)) && !odd_prefix) {
         char *want = malloc(3 * text.len + 1);
         CHECK(want);
         size_t n_want = repair(text.ptr, text.len, spm, want);

@@ -179,23 +179,24 @@ def record_quantize():
 
 # -- attention.kvg
 
-# (query heads, KV heads, dim, tokens, queries, window (0: all), sink logits, scale, codecs)
+# (query heads, KV heads, dim, tokens, queries, window (0: all), keep, sink logits, scale, codecs)
 SHAPES = (
-    (4, 2, 64, 37, 1, 0, False, 0.11, ((4, 64), (8, 64), (3, 32))),
-    (4, 2, 64, 37, 5, 0, False, 0.11, ((4, 64), (8, 32), (2, 64))),
-    (2, 1, 128, 300, 1, 0, False, 0.09, ((4, 128), (5, 64))),
-    (3, 3, 64, 600, 1, 0, False, 0.5, ((6, 64),)),
-    (8, 2, 32, 270, 9, 0, False, 0.25, ((4, 32),)),
-    (4, 1, 64, 300, 7, 16, False, 0.2, ((4, 64),)),
-    (4, 2, 64, 80, 3, 0, True, 0.15, ()),
-    (2, 2, 64, 1, 1, 0, False, 0.125, ((4, 64),)),
+    (4, 2, 64, 37, 1, 0, 0, False, 0.11, ((4, 64), (8, 64), (3, 32))),
+    (4, 2, 64, 37, 5, 0, 0, False, 0.11, ((4, 64), (8, 32), (2, 64))),
+    (2, 1, 128, 300, 1, 0, 0, False, 0.09, ((4, 128), (5, 64))),
+    (3, 3, 64, 600, 1, 0, 0, False, 0.5, ((6, 64),)),
+    (8, 2, 32, 270, 9, 0, 0, False, 0.25, ((4, 32),)),
+    (4, 1, 64, 300, 7, 16, 0, False, 0.2, ((4, 64),)),
+    (4, 2, 64, 80, 3, 0, 0, True, 0.15, ()),
+    (2, 2, 64, 1, 1, 0, 0, False, 0.125, ((4, 64),)),
+    (4, 2, 32, 290, 5, 20, 4, False, 0.2, ((4, 32), (8, 32))),
 )
 
 
 def record_attention():
     out = Container()
     lines = []
-    for i, (heads, kv, dim, n, rows, window, sinks, scale, codecs) in enumerate(SHAPES):
+    for i, (heads, kv, dim, n, rows, window, keep, sinks, scale, codecs) in enumerate(SHAPES):
         for kind in TYPES:
             seed = 1000 * (i + 1) + CODES[kind] * 10
             name = f"{i}/{kind}"
@@ -203,7 +204,7 @@ def record_attention():
             packed = ",".join(f"b{b}g{g}" for b, g in codecs) or "-"
             lines.append(
                 f"name={name} dtype={kind} q_heads={heads} kv_heads={kv} dim={dim} tokens={n} "
-                f"queries={rows} window={window} sinks={int(sinks)} seed={seed} "
+                f"queries={rows} window={window} keep={keep} sinks={int(sinks)} seed={seed} "
                 f"scale={np.float32(scale).view(np.uint32):08x} codecs={packed}"
             )
             q = typed(2 * draw(seed, (1, heads, rows, dim)), kind)
@@ -212,7 +213,8 @@ def record_attention():
             logits = typed(2 * draw(seed + 3, (heads,)), kind)
             mask = None if rows == 1 else "causal"
             if window:
-                mask = create_causal_mask(n, 0, window_size=window)[n - rows :]
+                kept = create_causal_mask(n, 0) & (mx.arange(n) < keep)
+                mask = (create_causal_mask(n, 0, window_size=window) | kept)[n - rows :]
             y = mx.fast.scaled_dot_product_attention(
                 q, k, v, scale=scale32, mask=mask, sinks=logits if sinks else None
             )

@@ -99,7 +99,7 @@ double kc_bench_divide_rate(const kc_bench *b)
     return (double)a.n / time_call(b, call, p, &a);
 }
 
-bool kc_bench_init(kc_bench *b)
+void kc_bench_init(kc_bench *b)
 {
 #if defined(__linux__)
     int cpu = sched_getcpu();
@@ -113,7 +113,6 @@ bool kc_bench_init(kc_bench *b)
     void *p[] = {kc_bench_buffer(0, COPY_BYTES), kc_bench_buffer(1, COPY_BYTES)};
     b->copy_rate = 2.0 * COPY_BYTES / time_call(b, call_copy, p, &a);
     (void)printf("memcpy in the first-level cache: %.1f GB/s read + write\n", b->copy_rate * 1e-9);
-    return true;
 }
 
 void *kc_bench_buffer(size_t slot, size_t bytes)

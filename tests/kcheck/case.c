@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* case.c: one case of one kernel: fenced buffers, the two calls, the comparison.
  *
- * Every buffer ends at an unreadable page, so that reading one byte too far faults; it is tried once
- * more one element earlier, so that a kernel that wants more than the alignment of an element
+ * Every buffer ends at an unreadable page, so that reading one byte too far faults; it is tried
+ * once more one element earlier, so that a kernel that wants more than the alignment of an element
  * faults too. The bytes around it hold a canary. Inputs must not change; outputs are compared as a
  * whole, so a write into a gap between rows shows. */
 #ifndef _GNU_SOURCE
@@ -21,12 +21,7 @@ enum {
     CANARY_BYTE = 0xa5
 };
 
-static char case_name[256];
-
-const char *kc_case_name(void)
-{
-    return case_name;
-}
+char kc_case_name[256];
 
 size_t kc_dtype_bytes(kvs_dtype t)
 {
@@ -149,7 +144,7 @@ static void complain(kc *t, const char *what, size_t buf, size_t at, const uint8
         return;
     }
     const kc_buf *b = &t->buf[buf];
-    (void)printf("  BAD %s: %s, buffer %zu", case_name, what, buf);
+    (void)printf("  BAD %s: %s, buffer %zu", kc_case_name, what, buf);
     if (got && b->elem == 4) {
         uint32_t g = 0;
         uint32_t w = 0;
@@ -187,7 +182,7 @@ static void check(kc *t, uint8_t *const *p, size_t shift_elems)
 static void name_case(const kc *t, const kc_arg *a, const char *who, size_t shift)
 {
     (void)snprintf(
-        case_name, sizeof case_name,
+        kc_case_name, sizeof kc_case_name,
         "%s/%s (%s, shift %zu): n %zu block %zu rows %zu dim %zu tiles %zu ld %zu,%zu,%zu "
         "bits %u group %u %s softcap %g data %d",
         t->tier, t->kernel, who, shift, a->n, a->block, a->rows, a->dim, a->tiles, a->ld0, a->ld1,

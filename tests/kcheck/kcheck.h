@@ -95,8 +95,8 @@ void kc_begin(kc *t);
 /* A buffer of n elements; returns its contents, to be filled. Outputs begin with random bytes. */
 void *kc_buffer(kc *t, kc_compare compare, size_t elem, size_t n);
 void kc_run(kc *t, kc_call call, const kc_arg *a);
-/* What the SIGSEGV handler says: the case that ran. */
-const char *kc_case_name(void);
+/* The case that runs, for the fault handler. */
+extern char kc_case_name[256];
 
 size_t kc_dtype_bytes(kvs_dtype t);
 const char *kc_dtype_name(kvs_dtype t);
@@ -116,7 +116,7 @@ typedef struct kc_bench {
     double elem_rate; /* elements/s that nothing can pass, 0: not known */
 } kc_bench;
 
-bool kc_bench_init(kc_bench *b);
+void kc_bench_init(kc_bench *b);
 /* Times `call` on p; elems and bytes (read + written) are those of one call. */
 void kc_bench_run(kc_bench *b, const char *what, kc_call call, void *const *p, const kc_arg *a,
                   double elems, double bytes);

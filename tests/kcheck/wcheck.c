@@ -20,7 +20,7 @@
 #include "kern/wmat.h"
 #include "kvstate/base.h"
 
-#define CANARY 0x5a5a5a5au
+#define CANARY     0x5a5a5a5au
 #define MOST_BYTES ((size_t)1 << 20)
 
 static uint64_t rng;
@@ -44,8 +44,8 @@ typedef struct fence {
 static fence fence_new(void)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    uint8_t *p = mmap(NULL, MOST_BYTES + page, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    uint8_t *p =
+        mmap(NULL, MOST_BYTES + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED || mprotect(p + MOST_BYTES, page, PROT_NONE) != 0) {
         perror("wcheck: mmap");
         exit(2);
@@ -69,11 +69,7 @@ static void *last(const fence *f, size_t bytes)
     return f->end - bytes;
 }
 
-enum {
-    PLAIN,
-    SPECIAL,
-    N_KINDS
-};
+enum { PLAIN, SPECIAL, N_KINDS };
 
 static float rnd_float(int kind)
 {
@@ -380,8 +376,7 @@ int main(int argc, char **argv)
     static const struct {
         uint32_t tier;
         const char *name;
-    } tiers[] = {
-        {KVS_TIER_AVX2, "avx2"}, {KVS_TIER_AVX512, "avx512"}, {KVS_TIER_NEON, "neon"}};
+    } tiers[] = {{KVS_TIER_AVX2, "avx2"}, {KVS_TIER_AVX512, "avx512"}, {KVS_TIER_NEON, "neon"}};
     uint32_t have = kvs_cpu_tiers();
     const kvs__wkern *ref = kvs__wkern_for(0);
     for (size_t i = 0; i < KVS_COUNT(tiers); i++) {

@@ -10,6 +10,7 @@ smollm2, gemma3   the vocabularies of the real models, where they are unpacked
 Encoding must give the same ids, decoding the same text, the stream the same text as decoding. The
 strings are new for each seed, which is printed. Ill-formed bytes reach the other libraries decoded
 as Python does it."""
+
 import io
 import json
 import os
@@ -30,24 +31,35 @@ ADD, SPECIAL = 1, 2
 N = 10000
 
 GPT2 = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
-CL100K = (r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|"""
-          r"""\s*[\r\n]+|\s+(?!\S)|\s+""")
-QWEN35 = (r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|"""
-          r"""\s*[\r\n]+|\s+(?!\S)|\s+""")
-O200K = (r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s|"""
-         r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%s|%s|"""
-         r""" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+""")
+CL100K = (
+    r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|"""
+    r"""\s*[\r\n]+|\s+(?!\S)|\s+"""
+)
+QWEN35 = (
+    r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|"""
+    r"""\s*[\r\n]+|\s+(?!\S)|\s+"""
+)
+O200K = (
+    r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+%s|"""
+    r"""[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*%s|%s|"""
+    r""" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+)
 CONTRACT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-DEEPSEEK3 = [r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+",
-             r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
-             r""" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""]
+DEEPSEEK3 = [
+    r"\p{N}{1,3}",
+    "[一-龥\u3040-ゟ゠-ヿ]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
+    r""" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
+]
 DEEPSEEK_CODER = ["[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥\u0800-一가-\ud7ff]+", r"\p{N}"]
 
 P = pre_tokenizers
 
 
 def splits(*patterns):
-    return [P.Split(Regex(p), "isolated") for p in patterns] + [P.ByteLevel(add_prefix_space=False, use_regex=False)]
+    return [P.Split(Regex(p), "isolated") for p in patterns] + [
+        P.ByteLevel(add_prefix_space=False, use_regex=False)
+    ]
 
 
 # name: pre-tokenisers as in the published tokenizer.json files, words taken whole
@@ -76,7 +88,9 @@ class Driver:
 
     def run(self, mode, number, records):
         data = b"".join(struct.pack("<I", n) + b for n, b in records)
-        done = subprocess.run(self.head + [mode, str(number)] + self.tail, input=data, capture_output=True)
+        done = subprocess.run(
+            self.head + [mode, str(number)] + self.tail, input=data, capture_output=True
+        )
         if done.returncode != 0:
             raise Failed("driver: " + done.stderr.decode("utf-8", "replace"))
         return io.BytesIO(done.stdout)
@@ -85,7 +99,7 @@ class Driver:
         f = self.run("encode", flags, [(len(t), t) for t in texts])
         out = []
         for _ in texts:
-            n, = struct.unpack("<I", f.read(4))
+            (n,) = struct.unpack("<I", f.read(4))
             out.append(list(struct.unpack("<%di" % n, f.read(4 * n))))
         return out
 
@@ -104,12 +118,16 @@ def lossy(b):
 def diff(a, b):
     """What differs, with two ids before it."""
     at = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
-    return a[max(at - 2, 0):at + 8], b[max(at - 2, 0):at + 8]
+    return a[max(at - 2, 0) : at + 8], b[max(at - 2, 0) : at + 8]
 
 
 def compare(name, texts, got, want):
     bad = [i for i in range(len(texts)) if got[i] != want[i]]
-    print("%-28s %6d strings %8d ids %5d different" % (name, len(texts), sum(map(len, want)), len(bad)), flush=True)
+    print(
+        "%-28s %6d strings %8d ids %5d different"
+        % (name, len(texts), sum(map(len, want)), len(bad)),
+        flush=True,
+    )
     for i in bad[:3]:
         print("  %r\n    ours   %s\n    theirs %s" % (texts[i][:200], *diff(got[i], want[i])))
     return len(bad)
@@ -119,12 +137,19 @@ def check_decode(name, driver, ids, want, flags=0):
     """want: decoded bytes or None for each; the stream must be the lossy decoding of our bytes."""
     bad = 0
     for i, (plain, stream) in enumerate(driver.decode(ids, flags)):
-        ok = stream == lossy(plain).encode() and (want is None or want[i] == plain or want[i] == stream)
+        ok = stream == lossy(plain).encode() and (
+            want is None or want[i] == plain or want[i] == stream
+        )
         if not ok and bad < 3:
-            print("  %s %s\n    ours   %r\n    stream %r\n    theirs %r" %
-                  (name, ids[i][:20], plain[:150], stream[:150], want[i][:150] if want else None))
+            print(
+                "  %s %s\n    ours   %r\n    stream %r\n    theirs %r"
+                % (name, ids[i][:20], plain[:150], stream[:150], want[i][:150] if want else None)
+            )
         bad += not ok
-    print("%-28s %6d texts                %5d different" % (name + " decode", len(ids), bad), flush=True)
+    print(
+        "%-28s %6d texts                %5d different" % (name + " decode", len(ids), bad),
+        flush=True,
+    )
     return bad
 
 
@@ -153,6 +178,7 @@ def write_gguf(path, model, pre, tokens, types, scores=None, merges=None, flags=
 
 # -- byte-level BPE
 
+
 def hf_bpe(vocab, merges, pre, whole, added):
     tok = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=whole))
     tok.pre_tokenizer = P.Sequence(pre)
@@ -173,21 +199,38 @@ def train_unsplit(maker):
     """Merges that reach over every border a pre-tokeniser could draw."""
     tok = tokenizers.Tokenizer(models.BPE())
     tok.pre_tokenizer = P.ByteLevel(add_prefix_space=False, use_regex=False)
-    trainer = trainers.BpeTrainer(vocab_size=6000, initial_alphabet=P.ByteLevel.alphabet(), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=6000, initial_alphabet=P.ByteLevel.alphabet(), show_progress=False
+    )
     texts = [lossy(t) for t in maker.make(6000)]
-    tok.train_from_iterator([t[i:i + 24] for t in texts for i in range(0, len(t), 24)], trainer)
+    tok.train_from_iterator([t[i : i + 24] for t in texts for i in range(0, len(t), 24)], trainer)
     model = json.loads(tok.to_str())["model"]
-    return model["vocab"], [tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in model["merges"]]
+    return model["vocab"], [
+        tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in model["merges"]
+    ]
 
 
 def check_schemes(tool, folder, maker):
     vocab, merges = train_unsplit(maker)
     tokens = sorted(vocab, key=vocab.get)
-    added = [("<|zq|>", True), ("<|zq|>x", True), ("<zq_user>", False), ("  <zq>", False), ("éz!q", False)]
+    added = [
+        ("<|zq|>", True),
+        ("<|zq|>x", True),
+        ("<zq_user>", False),
+        ("  <zq>", False),
+        ("éz!q", False),
+    ]
     assert not any(t in vocab for t, _ in added)
     types = [1] * len(tokens) + [3 if special else 4 for _, special in added]
     path = os.path.join(folder, "bpe.gguf")
-    write_gguf(path, "gpt2", "gpt-2", tokens + [t for t, _ in added], types, merges=[" ".join(m) for m in merges])
+    write_gguf(
+        path,
+        "gpt2",
+        "gpt-2",
+        tokens + [t for t, _ in added],
+        types,
+        merges=[" ".join(m) for m in merges],
+    )
     bad = 0
     for name, (pre, whole) in SCHEMES.items():
         texts = maker.make(N)
@@ -200,13 +243,17 @@ def check_schemes(tool, folder, maker):
         if name == "gpt-2":
             bad += check_decode(name, driver, want, [lossy(t).encode() for t in texts], SPECIAL)
             ids = random_ids(maker.r, len(tokens), 3000)
-            bad += check_decode(name + " random", driver, ids, [tok.decode(i).encode() for i in ids])
+            bad += check_decode(
+                name + " random", driver, ids, [tok.decode(i).encode() for i in ids]
+            )
     return bad
 
 
 def fields_of(path):
     f = gguf.GGUFReader(path).fields
-    return lambda key: f["tokenizer.ggml." + key].contents() if "tokenizer.ggml." + key in f else None
+    return lambda key: (
+        f["tokenizer.ggml." + key].contents() if "tokenizer.ggml." + key in f else None
+    )
 
 
 def check_smollm2(tool, path, maker):
@@ -218,7 +265,9 @@ def check_smollm2(tool, path, maker):
     tok = hf_bpe(vocab, merges, *SCHEMES["smollm"], added)
     driver = Driver(tool, path)
     texts = maker.make(2 * N)
-    texts += [t + maker.r.choice(added)[0].encode() + u for t, u in zip(texts[:1000], texts[1000:2000])]
+    texts += [
+        t + maker.r.choice(added)[0].encode() + u for t, u in zip(texts[:1000], texts[1000:2000])
+    ]
     bad = 0
     for flags in (0, SPECIAL):
         want = hf_ids(tok, [lossy(t) for t in texts], flags != 0)
@@ -243,15 +292,25 @@ def check_deepseek(tool, folder, maker):
     n = max(by_id) + 1
     merges = [m if isinstance(m, str) else " ".join(m) for m in j["model"]["merges"]]
     path = os.path.join(folder, "deepseek.gguf")
-    write_gguf(path, "gpt2", "deepseek-v3", [by_id.get(i, "[PAD%d]" % i) for i in range(n)],
-               [types.get(i, 1 if i in by_id else 5) for i in range(n)], merges=merges)
+    write_gguf(
+        path,
+        "gpt2",
+        "deepseek-v3",
+        [by_id.get(i, "[PAD%d]" % i) for i in range(n)],
+        [types.get(i, 1 if i in by_id else 5) for i in range(n)],
+        merges=merges,
+    )
     texts = maker.make(N)
-    texts += [t + maker.r.choice(j["added_tokens"])["content"].encode() + u for t, u in zip(texts[:500], texts[500:1000])]
+    texts += [
+        t + maker.r.choice(j["added_tokens"])["content"].encode() + u
+        for t, u in zip(texts[:500], texts[500:1000])
+    ]
     want = hf_ids(tok, [lossy(t) for t in texts])
     return compare("deepseek flags 2", texts, Driver(tool, path).encode(texts, SPECIAL), want)
 
 
 # -- SentencePiece
+
 
 def spm_load(proto):
     sp = sentencepiece.SentencePieceProcessor()
@@ -274,9 +333,19 @@ def train_spm(folder, maker, **options):
     out = io.BytesIO()
     texts = [k() for _ in range(1500) for k in (maker.words, maker.words, maker.code, maker.digits)]
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts), model_writer=out, model_type="bpe", vocab_size=2000, character_coverage=0.999,
-        normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2, num_threads=1,
-        split_by_unicode_script=False, allow_whitespace_only_pieces=True, **options)
+        sentence_iterator=iter(texts),
+        model_writer=out,
+        model_type="bpe",
+        vocab_size=2000,
+        character_coverage=0.999,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        minloglevel=2,
+        num_threads=1,
+        split_by_unicode_script=False,
+        allow_whitespace_only_pieces=True,
+        **options
+    )
     proto = pb.ModelProto()
     proto.ParseFromString(out.getvalue())
     return proto
@@ -285,22 +354,34 @@ def train_spm(folder, maker, **options):
 def check_trained(tool, folder, maker):
     bad = 0
     user = ["<user>", "\u2581\u2581", "\u2581\u2581\u2581\u2581", "\n\n", "ab", "é!", "</td>"]
-    cases = {"prefix": dict(byte_fallback=True, add_dummy_prefix=True),
-             "plain": dict(byte_fallback=True, add_dummy_prefix=False),
-             "unknown": dict(byte_fallback=False, add_dummy_prefix=True),
-             "wide": dict(byte_fallback=True, add_dummy_prefix=False, split_by_whitespace=False),
-             "user": dict(byte_fallback=True, add_dummy_prefix=False, user_defined_symbols=user)}
+    cases = {
+        "prefix": dict(byte_fallback=True, add_dummy_prefix=True),
+        "plain": dict(byte_fallback=True, add_dummy_prefix=False),
+        "unknown": dict(byte_fallback=False, add_dummy_prefix=True),
+        "wide": dict(byte_fallback=True, add_dummy_prefix=False, split_by_whitespace=False),
+        "user": dict(byte_fallback=True, add_dummy_prefix=False, user_defined_symbols=user),
+    }
     for name, options in cases.items():
         proto = train_spm(folder, maker, **options)
         path = os.path.join(folder, "spm-%s.gguf" % name)
         # Files spell the spaces of user-defined tokens either way.
-        tokens = [p.piece.replace("\u2581", " ") if p.type == 4 and i % 2 else p.piece
-                  for i, p in enumerate(proto.pieces)]
-        write_gguf(path, "llama", "default", tokens, [p.type for p in proto.pieces],
-                   scores=[p.score for p in proto.pieces],
-                   flags={"add_space_prefix": options["add_dummy_prefix"]},
-                   ids={"unknown_token_id": 0, "bos_token_id": 1, "eos_token_id": 2})
-        bad += check_spm("spm " + name, Driver(tool, path), spm_load(proto), maker, N, options["byte_fallback"])
+        tokens = [
+            p.piece.replace("\u2581", " ") if p.type == 4 and i % 2 else p.piece
+            for i, p in enumerate(proto.pieces)
+        ]
+        write_gguf(
+            path,
+            "llama",
+            "default",
+            tokens,
+            [p.type for p in proto.pieces],
+            scores=[p.score for p in proto.pieces],
+            flags={"add_space_prefix": options["add_dummy_prefix"]},
+            ids={"unknown_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+        )
+        bad += check_spm(
+            "spm " + name, Driver(tool, path), spm_load(proto), maker, N, options["byte_fallback"]
+        )
     return bad
 
 
@@ -316,8 +397,13 @@ def proto_of(get):
     proto.trainer_spec.model_type = 2
     proto.trainer_spec.byte_fallback = True
     proto.trainer_spec.unk_id, proto.trainer_spec.bos_id = unk, get("bos_token_id")
-    proto.trainer_spec.eos_id, proto.trainer_spec.pad_id = get("eos_token_id"), get("padding_token_id")
-    proto.trainer_spec.unk_piece, proto.trainer_spec.bos_piece = tokens[unk], tokens[get("bos_token_id")]
+    proto.trainer_spec.eos_id, proto.trainer_spec.pad_id = get("eos_token_id"), get(
+        "padding_token_id"
+    )
+    proto.trainer_spec.unk_piece, proto.trainer_spec.bos_piece = (
+        tokens[unk],
+        tokens[get("bos_token_id")],
+    )
     proto.trainer_spec.eos_piece = tokens[get("eos_token_id")]
     proto.trainer_spec.pad_piece = tokens[get("padding_token_id")]
     proto.normalizer_spec.name = "identity"
@@ -328,20 +414,33 @@ def proto_of(get):
 
 
 def hf_spm(get):
-    """The same as a Hugging Face BPE: a merge for each way to cut a token into two, best score first."""
+    """The same as a Hugging Face BPE: a merge for each cut of a token in two, best score first."""
     tokens, types, scores = get("tokens"), get("token_type"), get("scores")
     vocab = {t: i for i, t in enumerate(tokens)}
     plain = {t for t, k in zip(tokens, types) if k == 1}
     merges = []
     for t in plain:
-        cuts = [(vocab[t[:i]], vocab[t[i:]], t[:i], t[i:]) for i in range(1, len(t)) if t[:i] in plain and t[i:] in plain]
+        cuts = [
+            (vocab[t[:i]], vocab[t[i:]], t[:i], t[i:])
+            for i in range(1, len(t))
+            if t[:i] in plain and t[i:] in plain
+        ]
         merges += [(-scores[vocab[t]], a, b, l, r) for a, b, l, r in cuts]
     merges.sort(key=lambda m: m[:3])
-    tok = tokenizers.Tokenizer(models.BPE(vocab, [(l, r) for _, _, _, l, r in merges], unk_token="<unk>", fuse_unk=True,
-                                          byte_fallback=True))
+    tok = tokenizers.Tokenizer(
+        models.BPE(
+            vocab,
+            [(l, r) for _, _, _, l, r in merges],
+            unk_token="<unk>",
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
     tok.normalizer = normalizers.Replace(" ", "\u2581")
     tok.add_tokens([AddedToken(t, normalized=True) for t, k in zip(tokens, types) if k == 4])
-    tok.add_special_tokens([AddedToken(t, normalized=False, special=True) for t, k in zip(tokens, types) if k == 3])
+    tok.add_special_tokens(
+        [AddedToken(t, normalized=False, special=True) for t, k in zip(tokens, types) if k == 3]
+    )
     return tok
 
 
@@ -352,10 +451,14 @@ def check_gemma3(tool, path, maker):
     tok = hf_spm(get)
     texts = maker.make(N)
     marks = [t for t, k in zip(get("tokens"), get("token_type")) if k in (3, 4)]
-    texts += [t + maker.r.choice(marks).encode() + u for t, u in zip(texts[:1000], texts[1000:2000])]
+    texts += [
+        t + maker.r.choice(marks).encode() + u for t, u in zip(texts[:1000], texts[1000:2000])
+    ]
     for flags in (0, SPECIAL):
         want = hf_ids(tok, [lossy(t) for t in texts], flags != 0)
-        bad += compare("gemma3 tokenizers flags %d" % flags, texts, driver.encode(texts, flags), want)
+        bad += compare(
+            "gemma3 tokenizers flags %d" % flags, texts, driver.encode(texts, flags), want
+        )
     ids = random_ids(maker.r, len(get("tokens")), 3000)
     return bad + check_decode("gemma3 random", driver, ids, None)
 
@@ -376,7 +479,10 @@ def main():
         bad += check_schemes(tool, folder, maker)
         bad += check_trained(tool, folder, maker)
         bad += check_deepseek(tool, folder, maker)
-    for check, name in ((check_smollm2, "SmolLM2-135M-Instruct.Q4_1.gguf"), (check_gemma3, "gemma-3-270m-q4_k_m.gguf")):
+    for check, name in (
+        (check_smollm2, "SmolLM2-135M-Instruct.Q4_1.gguf"),
+        (check_gemma3, "gemma-3-270m-q4_k_m.gguf"),
+    ):
         path = model_path(name)
         if path:
             bad += check(tool, path, maker)

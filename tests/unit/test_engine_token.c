@@ -217,11 +217,14 @@ static void bpe_words(void **state)
     tv_merge(&vocab, "\xc4\xa0 he");
     tv_merge(&vocab, "1 2");
     tv_merge(&vocab, "x zz"); /* no token: left out */
+    (void)tv_add(&vocab, "xy", KVS__TYPE_CONTROL, 0);
+    tv_merge(&vocab, "x y"); /* and text must not become control */
     kvs_tokenizer *tok = make(&vocab);
     (void)e_sp;
     EXPECT(tok, "he he", 0, he, sp_he);
     EXPECT(tok, "he  he", 0, he, ' ', sp_he);
     EXPECT(tok, "12312", 0, d12, '3', d12);
+    EXPECT(tok, "xy", 0, 'x', 'y');
     EXPECT(tok, "\xc3\xa9", 0, 0xc3, 0xa9);
     expect(tok, "", 0, 0, NULL);
     kvs__tokenizer_free(tok);

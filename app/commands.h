@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: MIT */
+/* commands.h: the commands; each returns the exit code. */
+#ifndef KVS_APP_COMMANDS_H
+#define KVS_APP_COMMANDS_H
+
+#include "options.h"
+
+int cmd_run(const settings *s);
+int cmd_bench(const settings *s);
+int cmd_inspect(const settings *s);
+
+typedef struct command_def {
+    const char *name;
+    uint32_t bit; /* CMD_* */
+    const char *help;
+    int (*fn)(const settings *s);
+} command_def;
+extern const command_def command_table[];
+extern const size_t n_commands;
+
+/* Completion script for "bash", "zsh" or "fish" on stdout. */
+int print_completion(const char *shell);
+
+#endif

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: MIT */
+/* main.c: the kvstate program: picks the command. */
+#include <string.h>
+
+#include "commands.h"
+#include "util.h"
+
+const command_def command_table[] = {
+    {"run", CMD_RUN, "complete a prompt", cmd_run},
+    {"bench", CMD_BENCH, "measure prompt and answer speed", cmd_bench},
+    {"inspect", CMD_INSPECT, "show a model file and the memory its state would take", cmd_inspect},
+};
+const size_t n_commands = sizeof command_table / sizeof command_table[0];
+
+static int help(FILE *out)
+{
+    (void)fputs("usage: kvstate COMMAND [OPTIONS]\n\n", out);
+    for (size_t i = 0; i < n_commands; i++) {
+        (void)fprintf(out, "  %-10s %s\n", command_table[i].name, command_table[i].help);
+    }
+    (void)fputs("\n"
+                "  --version            version, CPU kernels, threads\n"
+                "  --completion SHELL   completion script for bash, zsh or fish\n"
+                "  --help               this text; kvstate COMMAND --help for its options\n"
+                "\n"
+                "Every option may also be given as an environment variable, KVSTATE_LONG_NAME.\n"
+                "Exit status: 0 done, 1 failed, 2 usage, 3 bad model or input file, 4 not enough\n"
+                "memory or context, 130 interrupted. kvstate(1) is the manual.\n",
+                out);
+    return 0;
+}
+
+static int version(void)
+{
+    uint32_t tiers = kvs_cpu_tiers();
+    (void)printf("kvstate %s\nkernels:%s%s%s ref\n", kvs_version(),
+                 tiers & KVS_TIER_AVX512 ? " avx512" : "", tiers & KVS_TIER_AVX2 ? " avx2" : "",
+                 tiers & KVS_TIER_NEON ? " neon" : "");
+    return 0;
+}
+
+static int command(const command_def *c, int argc, char **argv)
+{
+    static settings s;
+    int rc = options_parse(&s, c->bit, c->name, argc, argv);
+    if (rc != 0) {
+        return rc;
+    }
+    if (s.help) {
+        (void)printf("usage: kvstate %s [OPTIONS] MODEL\n\n", c->name);
+        options_help(stdout, c->bit);
+        return 0;
+    }
+    return c->fn(&s);
+}
+
+int main(int argc, char **argv)
+{
+    const char *first = argc > 1 ? argv[1] : "";
+    if (argc < 2) {
+        (void)help(stderr);
+        return EXIT_USAGE;
+    }
+    if (strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0 || strcmp(first, "help") == 0) {
+        return finish_stdout(help(stdout));
+    }
+    if (strcmp(first, "--version") == 0) {
+        return finish_stdout(version());
+    }
+    if (strcmp(first, "--completion") == 0) {
+        return finish_stdout(print_completion(argc > 2 ? argv[2] : ""));
+    }
+    for (size_t i = 0; i < n_commands; i++) {
+        if (strcmp(first, command_table[i].name) == 0) {
+            return finish_stdout(command(&command_table[i], argc - 1, argv + 1));
+        }
+    }
+    return fail(EXIT_USAGE, "unknown command \"%s\"; kvstate --help lists them", first);
+}

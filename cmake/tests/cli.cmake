@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: MIT
+# The kvstate program from outside, with a tiny model; with a real one its memory.
+if(KVS_ENGINE AND NOT CMAKE_CROSSCOMPILING)
+  add_executable(tiny_model tests/cli/tiny_model.c $<TARGET_OBJECTS:kvstate_engine_objects>
+    $<TARGET_OBJECTS:kvstate_objects>)
+  target_include_directories(tiny_model PRIVATE include src tests)
+  target_compile_definitions(tiny_model PRIVATE KVS_STATIC)
+  target_link_libraries(tiny_model PRIVATE kvs_flags Threads::Threads m PkgConfig::KVS_PCRE2)
+  add_test(NAME cli COMMAND ${PROJECT_SOURCE_DIR}/tests/cli/cli.sh $<TARGET_FILE:kvstate_app>
+    $<TARGET_FILE:tiny_model>)
+  set_tests_properties(cli PROPERTIES LABELS "quick" TIMEOUT 300)
+  find_package(Python3 QUIET COMPONENTS Interpreter)
+  foreach(model SmolLM2-135M-Instruct.Q4_1 gemma-3-270m-q4_k_m)
+    if(Python3_FOUND AND NOT KVS_SANITIZE)
+      add_test(NAME memory_${model} COMMAND Python3::Interpreter
+        ${PROJECT_SOURCE_DIR}/tests/cli/memory.py $<TARGET_FILE:kvstate_app> ${model}.gguf)
+      set_tests_properties(memory_${model} PROPERTIES LABELS model TIMEOUT 300 SKIP_RETURN_CODE 77)
+    endif()
+  endforeach()
+  find_program(KVS_MANDOC mandoc)
+  if(KVS_MANDOC)
+    add_test(NAME man_page COMMAND ${KVS_MANDOC} -T lint -W style ${PROJECT_SOURCE_DIR}/app/kvstate.1)
+    set_tests_properties(man_page PROPERTIES LABELS "quick" TIMEOUT 30)
+  endif()
+endif()

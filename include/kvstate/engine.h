@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: MIT */
+/* kvstate/engine.h: all of libkvstate_engine. */
+#ifndef KVSTATE_ENGINE_H
+#define KVSTATE_ENGINE_H
+
+#include "kvstate/kvstate.h"
+#include "kvstate/model.h"
+#include "kvstate/plan.h"
+#include "kvstate/sampler.h"
+#include "kvstate/session.h"
+#include "kvstate/tokenizer.h"
+
+#endif

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: MIT */
+/* kvstate/plan.h: how each layer of a model keeps its keys and values.
+ *
+ * A plan is resolved to concrete codecs and layouts, and checked against the model's geometry, when
+ * it is made: what it accepts, a session can run. docs/plan.md lists the names. */
+#ifndef KVSTATE_PLAN_H
+#define KVSTATE_PLAN_H
+
+#include "kvstate/cache.h"
+#include "kvstate/model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    /* Layers with a window keep every token (and still see the window alone): any rewind works. */
+    KVS_PLAN_FULL_WINDOW = 1u << 0
+};
+
+typedef struct kvs_plan_opts {
+    size_t struct_size;
+    /* A codec for K and V ("f16", "q8", "affine4:32"), one each ("k8v4", "q8+q4"), or
+     * "layers:FILE" with lines "LAYERS CODEC [window=N] [sinks=N] [start=N]". NULL: "f16". */
+    const char *kv;
+    const char *k; /* replaces the K side; llama.cpp's type names are taken here and in kv */
+    const char *v;
+    uint32_t group;  /* of affine codecs that don't name theirs; 0: 64 */
+    uint32_t start;  /* the first tokens are read dense, see kvs_layer_spec.dense_until */
+    uint32_t window; /* newest tokens that full layers keep; 0: all */
+    uint32_t sinks;  /* first tokens kept besides the window; needs a window */
+    uint32_t n_ctx;  /* most tokens; a window that reaches further is not made a ring. 0: model's */
+    uint32_t max_block; /* largest block that a session computes at once; 0: 512 */
+    uint32_t flags;     /* KVS_PLAN_* */
+} kvs_plan_opts;
+#define KVS_PLAN_OPTS_INIT                                                                         \
+    {                                                                                              \
+        sizeof(kvs_plan_opts), NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0                               \
+    }
+
+typedef struct kvs_plan kvs_plan; /* immutable; may outlive the model */
+
+/* KVS_E_INVAL: a name or line that can't be read; KVS_E_UNSUPPORTED: the geometry can't hold it
+ * (the message names the layer and why); KVS_E_IO: FILE can't be read. */
+KVS_API kvs_status kvs_plan_new(kvs_ctx *ctx, const kvs_model *model, const kvs_plan_opts *opts,
+                                kvs_plan **out, kvs_err *err);
+KVS_API void kvs_plan_free(kvs_plan *plan); /* NULL is fine */
+
+KVS_API uint32_t kvs_plan_n_layers(const kvs_plan *plan);
+KVS_API const kvs_layer_spec *kvs_plan_layer(const kvs_plan *plan, uint32_t layer);
+KVS_API uint32_t kvs_plan_n_ctx(const kvs_plan *plan);
+KVS_API uint32_t kvs_plan_max_block(const kvs_plan *plan);
+/* State bytes when n_tokens are held, as kvs_cache_plan; layer_bytes: [n_layers] or NULL. */
+KVS_API kvs_status kvs_plan_bytes(const kvs_plan *plan, uint64_t n_tokens, size_t *state_bytes,
+                                  size_t *layer_bytes, kvs_err *err);
+/* Line i of the effective plan for people: first the groups of equal layers, "layers 0-4,6-10: ring
+ * window 512, k q8, v q8, 1 head of 256", then notes on names that were replaced. Length as
+ * snprintf; 0 past the end. */
+KVS_API size_t kvs_plan_line(const kvs_plan *plan, uint32_t i, char *dst, size_t n);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: MIT */
+/* arch.h: what tells one architecture from another: a table entry and a setup function.
+ * docs/adding-an-architecture.md walks through one. */
+#ifndef KVS_ENGINE_ARCH_H
+#define KVS_ENGINE_ARCH_H
+
+#include "engine/net.h"
+
+/* Parts that a layer may have beyond attention norm, q, k, v, o, ffn norm, gate, up, down. */
+enum {
+    KVS__PART_QK_NORM = 1u << 0,   /* attn_q_norm, attn_k_norm, per head */
+    KVS__PART_POST_NORM = 1u << 1, /* post_attention_norm, post_ffw_norm */
+    KVS__PART_QKV_BIAS = 1u << 2,  /* attn_q.bias ..., used where present */
+    KVS__PART_ROPE_FREQS = 1u << 3 /* rope_freqs.weight, used where present */
+};
+
+typedef struct kvs__arch {
+    const char *name; /* general.architecture, also the prefix of its keys */
+    uint32_t parts;   /* KVS__PART_* */
+    kvs__rope_style rope_style;
+    kvs__act act;
+    /* Called when the common hyper-parameters are in and before weights are looked up: reads keys
+     * of its own and changes net, layers included. NULL: nothing differs. */
+    kvs_status (*setup)(kvs_model *m, kvs_err *err);
+} kvs__arch;
+
+const kvs__arch *kvs__arch_find(kvs__str name); /* NULL: unknown */
+/* "llama, gemma3", for messages. */
+const char *kvs__arch_list(void);
+
+/* Value of key "<arch>.<suffix>". Absent: KVS_E_FORMAT names the key, or, with a `fallback`, that
+ * value. KVS_E_FORMAT also where it lies outside [min, max]. */
+typedef struct kvs__u32_rule {
+    const char *suffix;
+    uint32_t min, max;
+    const uint32_t *fallback; /* NULL: required */
+} kvs__u32_rule;
+kvs_status kvs__param_u32(const kvs_model *m, const kvs__u32_rule *rule, uint32_t *out,
+                          kvs_err *err);
+/* The same for a positive finite float. */
+kvs_status kvs__param_f32(const kvs_model *m, const char *suffix, const float *fallback, float *out,
+                          kvs_err *err);
+
+extern const kvs__arch kvs__arch_llama;
+extern const kvs__arch kvs__arch_gemma3;
+
+#endif

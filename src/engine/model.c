@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: MIT */
+/* model.c: opens a model file and answers questions about it. Owns the mapping, the tokenizer and
+ * the resolved network; how these are read is in net.c and token_gguf.c. */
+#include "kvstate/model.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/arch.h"
+#include "engine/model_parts.h"
+#include "engine/token_gguf.h"
+
+/* ---- opening */
+
+static void copy_text(char *dst, size_t n, kvs__str s)
+{
+    size_t len = s.len < n - 1 ? s.len : n - 1;
+    memcpy(dst, s.ptr, len);
+    dst[len] = '\0';
+}
+
+static void fill_info(kvs_model *m)
+{
+    kvs_model_info *info = &m->info;
+    const kvs__net *net = &m->net;
+    kvs__str s = {NULL, 0};
+    if (kvs__gguf_get_str(m->gguf, "general.architecture", &s, NULL) == KVS_OK) {
+        copy_text(info->arch, sizeof info->arch, s);
+    }
+    if (kvs__gguf_get_str(m->gguf, "general.name", &s, NULL) == KVS_OK) {
+        copy_text(info->name, sizeof info->name, s);
+    }
+    info->file_bytes = kvs__gguf_get_info(m->gguf).file_bytes;
+    const kvs__gguf_tensor *t = NULL;
+    for (size_t i = 0; (t = kvs__gguf_tensor_at(m->gguf, i)); i++) {
+        info->n_params += (uint64_t)t->ne[0] * t->n_rows;
+        info->weight_bytes += t->bytes;
+    }
+    info->n_layers = net->n_layers;
+    info->d_model = net->d_model;
+    info->d_ff = net->d_ff;
+    info->n_heads = net->n_heads;
+    info->n_kv_heads = net->n_kv_heads;
+    info->k_dim = net->k_dim;
+    info->v_dim = net->v_dim;
+    info->n_vocab = net->n_vocab;
+    info->n_ctx_train = net->n_ctx_train;
+    for (uint32_t i = 0; i < net->n_layers; i++) {
+        uint32_t w = net->layers[i].window;
+        info->window = w > info->window ? w : info->window;
+    }
+}
+
+static kvs_status check_vocab(const kvs_model *m, kvs_err *err)
+{
+    if (m->tok && m->arch && kvs_tokenizer_size(m->tok) != m->net.n_vocab) {
+        return kvs__fail(err, KVS_E_FORMAT, "engine",
+                         "vocabulary mismatch: token_embd.weight has %u rows, the tokenizer %zu "
+                         "tokens",
+                         m->net.n_vocab, kvs_tokenizer_size(m->tok));
+    }
+    return KVS_OK;
+}
+
+static kvs_status find_arch(kvs_model *m, uint32_t flags, kvs_err *err)
+{
+    kvs__str name = {NULL, 0};
+    kvs_status st = kvs__gguf_get_str(m->gguf, "general.architecture", &name, err);
+    if (st == KVS_NO) {
+        return kvs__fail(err, KVS_E_FORMAT, "engine", "the model has no general.architecture");
+    }
+    if (st != KVS_OK) {
+        return st;
+    }
+    m->arch = kvs__arch_find(name);
+    if (!m->arch && !(flags & KVS_MODEL_INSPECT)) {
+        return kvs__fail(err, KVS_E_UNSUPPORTED, "engine",
+                         "architecture \"%.*s\" is not supported; supported: %s",
+                         name.len < 60 ? (int)name.len : 60, name.ptr, kvs__arch_list());
+    }
+    return KVS_OK;
+}
+
+static kvs_status load(kvs_model *m, const char *path, uint32_t flags, kvs_err *err)
+{
+    kvs_status st = kvs__gguf_open(m->ctx, path, &m->gguf, err);
+    if (st == KVS_OK) {
+        st = find_arch(m, flags, err);
+    }
+    if (st == KVS_OK && m->arch) {
+        st = kvs__net_load(m, err);
+    }
+    if (st == KVS_OK) {
+        st = kvs__tokenizer_from_gguf(m->ctx, m->gguf, NULL, &m->tok, err);
+        bool inspect = (flags & KVS_MODEL_INSPECT) != 0;
+        if (st == KVS_E_NOTFOUND || (inspect && st == KVS_E_UNSUPPORTED)) {
+            st = KVS_OK;
+        }
+    }
+    return st == KVS_OK ? check_vocab(m, err) : st;
+}
+
+kvs_status kvs_model_open(kvs_ctx *ctx, const char *path, const kvs_model_opts *opts,
+                          kvs_model **out, kvs_err *err)
+{
+    if (!ctx || !path || !out) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "ctx, path or out is NULL");
+    }
+    *out = NULL;
+    kvs_model_opts o = KVS_MODEL_OPTS_INIT;
+    if (opts) {
+        kvs_status st = kvs__opts_read(&o, sizeof o, opts, "kvs_model_opts", err);
+        if (st != KVS_OK) {
+            return st;
+        }
+    }
+    if (o.flags & ~(uint32_t)KVS_MODEL_INSPECT || o.reserved) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "flags 0x%x of kvs_model_opts", o.flags);
+    }
+    kvs_model *m = kvs__calloc(ctx, 1, sizeof *m);
+    if (!m) {
+        return kvs__nomem(err, "engine", sizeof *m);
+    }
+    m->ctx = ctx;
+    m->info = (kvs_model_info)KVS_MODEL_INFO_INIT;
+    kvs_status st = load(m, path, o.flags, err);
+    if (st != KVS_OK) {
+        kvs_model_close(m);
+        return st;
+    }
+    fill_info(m);
+    *out = m;
+    return KVS_OK;
+}
+
+void kvs_model_close(kvs_model *m)
+{
+    if (!m) {
+        return;
+    }
+    kvs__net_free(m);
+    kvs__tokenizer_free(m->tok);
+    kvs__gguf_close(m->gguf);
+    kvs__free(m->ctx, m, sizeof *m);
+}
+
+/* ---- questions */
+
+kvs_status kvs_model_get_info(const kvs_model *m, kvs_model_info *out)
+{
+    return m && out ? kvs__stats_write(out, &m->info, sizeof m->info) : KVS_E_INVAL;
+}
+
+uint32_t kvs_model_window(const kvs_model *m, uint32_t layer)
+{
+    return layer < m->net.n_layers ? m->net.layers[layer].window : 0;
+}
+
+const kvs_tokenizer *kvs_model_tokenizer(const kvs_model *m)
+{
+    return m->tok;
+}
+
+const char *kvs_model_string(const kvs_model *m, const char *key, size_t *n_bytes)
+{
+    kvs__str s = {NULL, 0};
+    if (kvs__gguf_get_str(m->gguf, key, &s, NULL) != KVS_OK) {
+        return NULL;
+    }
+    *n_bytes = s.len;
+    return s.ptr;
+}
+
+/* Text with what a terminal must not see replaced, cut at n; returns the length written. */
+static size_t put_text(char *dst, size_t n, kvs__str s)
+{
+    size_t used = 0;
+    for (size_t i = 0; i < s.len && used + 1 < n; i++) {
+        unsigned char c = (unsigned char)s.ptr[i];
+        dst[used++] = c < 0x20 || c == 0x7f ? ' ' : (char)c;
+    }
+    while (used > 0 && used < s.len && ((unsigned char)s.ptr[used] & 0xc0) == 0x80) {
+        used--; /* a cut must not end inside a character */
+    }
+    dst[used] = '\0';
+    return used;
+}
+
+static size_t put_element(char *dst, size_t n, const kvs__gguf_array *a, size_t i)
+{
+    int len = 0;
+    switch (a->type) {
+    case KVS__GGUF_STR:
+        return put_text(dst, n < 24 ? n : 24, kvs__gguf_array_str(a, i));
+    case KVS__GGUF_F32:
+    case KVS__GGUF_F64:
+        len = snprintf(dst, n, "%g", (double)kvs__gguf_array_f32(a, i));
+        break;
+    default:
+        len = snprintf(dst, n, "%" PRId64, kvs__gguf_array_int(a, i));
+        break;
+    }
+    return len > 0 && (size_t)len < n ? (size_t)len : strlen(dst);
+}
+
+static void put_array(char *dst, size_t n, const kvs__gguf_array *a)
+{
+    size_t used = (size_t)snprintf(dst, n, "%zu:", a->n);
+    for (size_t i = 0; i < a->n && i < 8 && used + 40 < n; i++) {
+        dst[used++] = ' ';
+        used += put_element(dst + used, n - used, a, i);
+    }
+    if (a->n > 8 && used + 5 < n) {
+        (void)snprintf(dst + used, n - used, " ...");
+    }
+}
+
+static void put_value(char *dst, size_t n, const kvs__gguf_kv *kv)
+{
+    switch (kv->type) {
+    case KVS__GGUF_STR:
+        (void)put_text(dst, n, kv->v.s);
+        break;
+    case KVS__GGUF_ARRAY:
+        put_array(dst, n, &kv->v.a);
+        break;
+    case KVS__GGUF_F32:
+    case KVS__GGUF_F64:
+        (void)snprintf(dst, n, "%g", kv->v.f);
+        break;
+    case KVS__GGUF_BOOL:
+        (void)snprintf(dst, n, "%s", kv->v.b ? "true" : "false");
+        break;
+    case KVS__GGUF_I8:
+    case KVS__GGUF_I16:
+    case KVS__GGUF_I32:
+    case KVS__GGUF_I64:
+        (void)snprintf(dst, n, "%" PRId64, kv->v.i);
+        break;
+    default:
+        (void)snprintf(dst, n, "%" PRIu64, kv->v.u);
+        break;
+    }
+}
+
+kvs_status kvs_model_get_entry(const kvs_model *m, size_t i, kvs_model_entry *out)
+{
+    const kvs__gguf_kv *kv = kvs__gguf_kv_at(m->gguf, i);
+    if (!kv) {
+        return KVS_NO;
+    }
+    kvs_model_entry e = KVS_MODEL_ENTRY_INIT;
+    (void)put_text(e.key, sizeof e.key, kv->key);
+    if (kv->type == KVS__GGUF_ARRAY) {
+        (void)snprintf(e.type, sizeof e.type, "%s[]", kvs__gguf_vtype_name(kv->v.a.type));
+    } else {
+        (void)snprintf(e.type, sizeof e.type, "%s", kvs__gguf_vtype_name(kv->type));
+    }
+    put_value(e.value, sizeof e.value, kv);
+    return kvs__stats_write(out, &e, sizeof e);
+}
+
+kvs_status kvs_model_get_tensor(const kvs_model *m, size_t i, kvs_model_tensor *out)
+{
+    const kvs__gguf_tensor *t = kvs__gguf_tensor_at(m->gguf, i);
+    if (!t) {
+        return KVS_NO;
+    }
+    kvs_model_tensor r = KVS_MODEL_TENSOR_INIT;
+    (void)put_text(r.name, sizeof r.name, t->name);
+    (void)snprintf(r.type, sizeof r.type, "%s", kvs__wtype_get((uint32_t)t->type)->name);
+    for (size_t d = 0; d < 4; d++) {
+        r.dims[d] = t->ne[d];
+    }
+    r.bytes = t->bytes;
+    return kvs__stats_write(out, &r, sizeof r);
+}

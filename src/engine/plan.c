@@ -1,0 +1,347 @@
+/* SPDX-License-Identifier: MIT */
+/* plan.c: from option texts to a checked kvs_layer_spec for every layer (plan.h).
+ *
+ * Order: one codec text for all layers, then the lines of a layers file, then the K and V names,
+ * then start, window and sinks, then layouts; last every layer is checked by the state library
+ * itself (kvs_cache_plan), so a plan can't accept what a cache would refuse.
+ *
+ * What a name is replaced by (llama.cpp's block types) becomes a note of the plan; nothing is
+ * replaced silently. */
+#include "kvstate/plan.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/plan_parse.h"
+
+#define DEFAULT_BLOCK 512u
+
+struct kvs_plan {
+    kvs_ctx *ctx;
+    kvs_layer_spec *layers; /* [n_layers] */
+    uint32_t n_layers;
+    uint32_t n_heads;
+    uint32_t n_ctx;
+    uint32_t max_block;
+    kvs__plan_notes notes;
+};
+
+/* ---- making */
+
+static kvs_status layers_from_model(kvs_plan *p, const kvs_model *model, const kvs_model_info *info,
+                                    kvs_err *err)
+{
+    p->layers = kvs__calloc(p->ctx, info->n_layers, sizeof *p->layers);
+    if (!p->layers) {
+        return kvs__nomem(err, "engine", info->n_layers * sizeof *p->layers);
+    }
+    p->n_layers = info->n_layers;
+    p->n_heads = info->n_heads;
+    for (uint32_t i = 0; i < p->n_layers; i++) {
+        kvs_layer_spec s = KVS_LAYER_SPEC_INIT;
+        s.n_kv_heads = info->n_kv_heads;
+        s.k_dim = info->k_dim;
+        s.v_dim = info->v_dim;
+        s.window = kvs_model_window(model, i);
+        p->layers[i] = s;
+    }
+    return KVS_OK;
+}
+
+static kvs_status apply_codecs(kvs_plan *p, const kvs_model *model, const kvs_plan_opts *o,
+                               kvs_err *err)
+{
+    kvs__plan_parser ps = {p->layers, p->n_layers, o->group, &p->notes, p->ctx, model};
+    const char *kv = o->kv ? o->kv : "f16";
+    kvs_status st = KVS_OK;
+    if (strncmp(kv, "layers:", 7) == 0) {
+        st = kvs__plan_parse_file(&ps, kv + 7, err);
+    } else {
+        kvs_codec k;
+        kvs_codec v;
+        st = kvs__plan_parse_pair(&ps, kv, &k, &v, err);
+        for (uint32_t i = 0; st == KVS_OK && i < p->n_layers; i++) {
+            p->layers[i].k = k;
+            p->layers[i].v = v;
+        }
+    }
+    const char *const sides[2] = {o->k, o->v};
+    for (size_t side = 0; side < 2 && st == KVS_OK; side++) {
+        kvs_codec c;
+        if (!sides[side]) {
+            continue;
+        }
+        st = kvs__plan_parse_codec(&ps, sides[side], &c, err);
+        for (uint32_t i = 0; st == KVS_OK && i < p->n_layers; i++) {
+            *(side == 0 ? &p->layers[i].k : &p->layers[i].v) = c;
+        }
+    }
+    return st;
+}
+
+static kvs_status apply_limits(kvs_plan *p, const kvs_plan_opts *o, kvs_err *err)
+{
+    bool any_affine = false;
+    for (uint32_t i = 0; i < p->n_layers; i++) {
+        kvs_layer_spec *s = &p->layers[i];
+        bool affine = s->k.bits > 0 || s->v.bits > 0;
+        any_affine = any_affine || affine;
+        if (o->start > 0 && affine && s->dense_until == 0) {
+            s->dense_until = o->start;
+        }
+        if (o->window > 0 && s->window == 0) {
+            s->window = o->window;
+            s->sinks = o->sinks;
+        }
+    }
+    if (o->start > 0 && !any_affine) {
+        return kvs__fail(err, KVS_E_INVAL, "engine",
+                         "start %u delays quantisation, but no layer is quantised", o->start);
+    }
+    return KVS_OK;
+}
+
+/* A window becomes a ring unless it, with room for one block, reaches the context anyway. */
+static void choose_layouts(kvs_plan *p, uint32_t flags)
+{
+    for (uint32_t i = 0; i < p->n_layers; i++) {
+        kvs_layer_spec *s = &p->layers[i];
+        uint64_t ring = (uint64_t)s->window + s->sinks + p->max_block;
+        bool grow = s->window == 0 || ring >= p->n_ctx || flags & KVS_PLAN_FULL_WINDOW;
+        s->layout = grow ? KVS_LAYOUT_GROW : KVS_LAYOUT_RING;
+        s->max_block = grow ? 0 : p->max_block;
+    }
+}
+
+static kvs_status check_layer(const kvs_plan *p, uint32_t i, kvs_err *err)
+{
+    const kvs_layer_spec *s = &p->layers[i];
+    kvs_err e = {KVS_OK, 0, "", ""};
+    const char *side = "keys";
+    kvs_status st = kvs_codec_check(&s->k, s->k_dim, &e);
+    if (st == KVS_OK) {
+        side = "values";
+        st = kvs_codec_check(&s->v, s->v_dim, &e);
+    }
+    if (st != KVS_OK) {
+        return kvs__fail(err, KVS_E_UNSUPPORTED, "engine", "layer %u can't keep its %s so: %s", i,
+                         side, e.msg);
+    }
+    return KVS_OK;
+}
+
+static kvs_status check(const kvs_plan *p, kvs_err *err)
+{
+    for (uint32_t i = 0; i < p->n_layers; i++) {
+        kvs_status st = check_layer(p, i, err);
+        if (st != KVS_OK) {
+            return st;
+        }
+    }
+    size_t bytes = 0;
+    return kvs_plan_bytes(p, p->n_ctx, &bytes, NULL, err);
+}
+
+static kvs_status check_opts(const kvs_plan_opts *o, const kvs_model_info *info, kvs_err *err)
+{
+    if (info->n_layers == 0) {
+        return kvs__fail(err, KVS_E_STATE, "engine",
+                         "the model was opened for inspection and its architecture is unknown");
+    }
+    if (o->sinks > 0 && o->window == 0) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "sinks %u need a window", o->sinks);
+    }
+    if (o->group != 0 && o->group != 32 && o->group != 64 && o->group != 128) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "group %u is none of 32, 64, 128", o->group);
+    }
+    if (o->flags & ~(uint32_t)KVS_PLAN_FULL_WINDOW) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "flags 0x%x of kvs_plan_opts", o->flags);
+    }
+    if (o->n_ctx > INT32_MAX || o->max_block > INT32_MAX || o->window > INT32_MAX ||
+        o->sinks > INT32_MAX || o->start > INT32_MAX) {
+        return kvs__fail(err, KVS_E_RANGE, "engine", "a length above %d tokens", INT32_MAX);
+    }
+    return KVS_OK;
+}
+
+static kvs_status build(kvs_plan *p, const kvs_model *model, const kvs_plan_opts *o, kvs_err *err)
+{
+    kvs_model_info info = KVS_MODEL_INFO_INIT;
+    (void)kvs_model_get_info(model, &info);
+    kvs_status st = check_opts(o, &info, err);
+    if (st != KVS_OK) {
+        return st;
+    }
+    p->n_ctx = o->n_ctx ? o->n_ctx : info.n_ctx_train;
+    p->max_block = o->max_block ? o->max_block : DEFAULT_BLOCK;
+    p->max_block = p->max_block < p->n_ctx ? p->max_block : p->n_ctx;
+    st = layers_from_model(p, model, &info, err);
+    if (st == KVS_OK) {
+        st = apply_codecs(p, model, o, err);
+    }
+    if (st == KVS_OK) {
+        st = apply_limits(p, o, err);
+    }
+    if (st != KVS_OK) {
+        return st;
+    }
+    choose_layouts(p, o->flags);
+    return check(p, err);
+}
+
+kvs_status kvs_plan_new(kvs_ctx *ctx, const kvs_model *model, const kvs_plan_opts *opts,
+                        kvs_plan **out, kvs_err *err)
+{
+    if (!ctx || !model || !out) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "ctx, model or out is NULL");
+    }
+    *out = NULL;
+    kvs_plan_opts o = KVS_PLAN_OPTS_INIT;
+    if (opts) {
+        kvs_status st = kvs__opts_read(&o, sizeof o, opts, "kvs_plan_opts", err);
+        if (st != KVS_OK) {
+            return st;
+        }
+    }
+    kvs_plan *p = kvs__calloc(ctx, 1, sizeof *p);
+    if (!p) {
+        return kvs__nomem(err, "engine", sizeof *p);
+    }
+    p->ctx = ctx;
+    kvs_status st = build(p, model, &o, err);
+    if (st != KVS_OK) {
+        kvs_plan_free(p);
+        return st;
+    }
+    *out = p;
+    return KVS_OK;
+}
+
+void kvs_plan_free(kvs_plan *p)
+{
+    if (!p) {
+        return;
+    }
+    kvs__free(p->ctx, p->layers, p->n_layers * sizeof *p->layers);
+    kvs__free(p->ctx, p, sizeof *p);
+}
+
+/* ---- questions */
+
+uint32_t kvs_plan_n_layers(const kvs_plan *p)
+{
+    return p->n_layers;
+}
+
+const kvs_layer_spec *kvs_plan_layer(const kvs_plan *p, uint32_t layer)
+{
+    return layer < p->n_layers ? &p->layers[layer] : NULL;
+}
+
+uint32_t kvs_plan_n_ctx(const kvs_plan *p)
+{
+    return p->n_ctx;
+}
+
+uint32_t kvs_plan_max_block(const kvs_plan *p)
+{
+    return p->max_block;
+}
+
+kvs_status kvs_plan_bytes(const kvs_plan *p, uint64_t n_tokens, size_t *state_bytes,
+                          size_t *layer_bytes, kvs_err *err)
+{
+    kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
+    o.n_layers = p->n_layers;
+    o.layers = p->layers;
+    return kvs_cache_plan(&o, n_tokens, state_bytes, layer_bytes, err);
+}
+
+static bool same_spec(const kvs_layer_spec *a, const kvs_layer_spec *b)
+{
+    return a->k.bits == b->k.bits && a->k.group == b->k.group && a->k.rotate == b->k.rotate &&
+           a->k.dtype == b->k.dtype && a->v.bits == b->v.bits && a->v.group == b->v.group &&
+           a->v.rotate == b->v.rotate && a->v.dtype == b->v.dtype && a->layout == b->layout &&
+           a->window == b->window && a->sinks == b->sinks && a->dense_until == b->dense_until;
+}
+
+/* First layer of group i of equal layers; n_layers past the end. */
+static uint32_t group_start(const kvs_plan *p, uint32_t i)
+{
+    for (uint32_t l = 0; l < p->n_layers; l++) {
+        uint32_t first = 0;
+        while (!same_spec(&p->layers[first], &p->layers[l])) {
+            first++;
+        }
+        if (first == l && i-- == 0) {
+            return l;
+        }
+    }
+    return p->n_layers;
+}
+
+static uint32_t n_groups(const kvs_plan *p)
+{
+    uint32_t n = 0;
+    while (group_start(p, n) < p->n_layers) {
+        n++;
+    }
+    return n;
+}
+
+/* "0-4,6-10" of the layers equal to `first`. */
+static void put_ranges(const kvs_plan *p, uint32_t first, kvs__plan_text *t)
+{
+    const char *sep = "";
+    for (uint32_t l = first; l < p->n_layers; l++) {
+        if (!same_spec(&p->layers[first], &p->layers[l])) {
+            continue;
+        }
+        uint32_t end = l;
+        while (end + 1 < p->n_layers && same_spec(&p->layers[first], &p->layers[end + 1])) {
+            end++;
+        }
+        kvs__plan_put(t, end > l ? "%s%u-%u" : "%s%u", sep, l, end);
+        sep = ",";
+        l = end;
+    }
+}
+
+static void put_group(const kvs_plan *p, uint32_t first, kvs__plan_text *t)
+{
+    const kvs_layer_spec *s = &p->layers[first];
+    char k[48];
+    char v[48];
+    (void)kvs_codec_name(&s->k, k, sizeof k);
+    (void)kvs_codec_name(&s->v, v, sizeof v);
+    kvs__plan_put(t, "layers ");
+    put_ranges(p, first, t);
+    kvs__plan_put(t, ": %s", s->layout == KVS_LAYOUT_RING ? "ring" : "grow");
+    if (s->window > 0) {
+        kvs__plan_put(t, " window %u", s->window);
+    }
+    if (s->sinks > 0) {
+        kvs__plan_put(t, " sinks %u", s->sinks);
+    }
+    kvs__plan_put(t, ", k %s, v %s", k, v);
+    if (s->dense_until > 0) {
+        kvs__plan_put(t, " after %u dense tokens", s->dense_until);
+    }
+    kvs__plan_put(t, ", %u heads of %u/%u", s->n_kv_heads, s->k_dim, s->v_dim);
+}
+
+size_t kvs_plan_line(const kvs_plan *p, uint32_t i, char *dst, size_t n)
+{
+    kvs__plan_text t = {dst, n, 0};
+    uint32_t groups = n_groups(p);
+    if (n > 0) {
+        dst[0] = '\0';
+    }
+    if (i < groups) {
+        put_group(p, group_start(p, i), &t);
+    } else if (i - groups < p->notes.n) {
+        kvs__plan_put(&t, "note: %s", p->notes.text[i - groups]);
+    }
+    return t.used;
+}

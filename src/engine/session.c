@@ -1,0 +1,418 @@
+/* SPDX-License-Identifier: MIT */
+/* session.c: the tokens of one sequence and the decision what to reuse (session.h).
+ *
+ * I1  tokens[0 .. n_tokens) are exactly what every layer of the cache holds.
+ * I2  has_logits: `logits` are those after token n_tokens - 1.
+ * A block that fails half way is taken back from the layers that have it, so I1 holds after every
+ * call. Should that be impossible the session latches broken. */
+#include "kvstate/session.h"
+
+#include <string.h>
+
+#include "engine/graph.h"
+#include "engine/net.h"
+
+/* Activations of a block stay within this, which leaves room for the rest in the budget of 32 MiB
+ * beyond weights and state. Blocks above 512 gain nothing. */
+#define ACTIVATION_BYTES ((size_t)12 << 20)
+#define MAX_BLOCK        512u
+/* Rows of logits computed together when many are asked for: bounded by bytes, not by the request. */
+#define LOGIT_BYTES ((size_t)8 << 20)
+
+struct kvs_session {
+    kvs_ctx *ctx;
+    const kvs_model *model;
+    kvs_session_opts opts;
+    kvs_cache *cache;
+    kvs__graph *graph;
+    uint32_t n_ctx;
+    uint32_t block;
+    uint32_t logit_rows;
+    size_t n_vocab;
+    int32_t *tokens; /* [n_ctx] */
+    size_t n_tokens;
+    float *logits; /* [logit_rows][n_vocab]; the newest in row 0 */
+    size_t logit_cap;
+    bool has_logits;
+    bool broken;
+    uint64_t n_computed;
+    uint64_t n_reused;
+};
+
+/* ---- making */
+
+static kvs_status make_cache(kvs_session *s, const kvs_plan *plan, kvs_err *err)
+{
+    kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
+    o.n_layers = kvs_plan_n_layers(plan);
+    o.layers = kvs_plan_layer(plan, 0);
+    return kvs_cache_new(s->ctx, &o, &s->cache, err);
+}
+
+static kvs_status check_plan(const kvs_session *s, const kvs_plan *plan, kvs_err *err)
+{
+    const kvs__net *net = &s->model->net;
+    const kvs_layer_spec *l = kvs_plan_layer(plan, 0);
+    if (kvs_plan_n_layers(plan) != net->n_layers || l->n_kv_heads != net->n_kv_heads ||
+        l->k_dim != net->k_dim || l->v_dim != net->v_dim) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "the plan was made for another model");
+    }
+    return KVS_OK;
+}
+
+static kvs_status build(kvs_session *s, const kvs_plan *plan, kvs_err *err)
+{
+    const kvs__net *net = &s->model->net;
+    kvs_status st = check_plan(s, plan, err);
+    if (st != KVS_OK) {
+        return st;
+    }
+    s->n_ctx = kvs_plan_n_ctx(plan);
+    s->n_vocab = net->n_vocab;
+    uint32_t most = kvs_plan_max_block(plan);
+    if (s->opts.block > most) {
+        return kvs__fail(err, KVS_E_RANGE, "engine", "block %u is above the plan's max_block %u",
+                         s->opts.block, most);
+    }
+    s->block = s->opts.block
+                   ? s->opts.block
+                   : kvs__graph_block(net, ACTIVATION_BYTES, most < MAX_BLOCK ? most : MAX_BLOCK);
+    s->logit_rows = 1;
+    st = make_cache(s, plan, err);
+    if (st == KVS_OK) {
+        st = kvs__graph_new(s->ctx, net, s->block, &s->graph, err);
+    }
+    if (st != KVS_OK) {
+        return st;
+    }
+    s->tokens = kvs__alloc(s->ctx, s->n_ctx * sizeof *s->tokens);
+    s->logits = kvs__alloc(s->ctx, s->n_vocab * sizeof *s->logits);
+    s->logit_cap = s->n_vocab;
+    if (!s->tokens || !s->logits) {
+        return kvs__nomem(err, "engine", s->n_ctx * sizeof *s->tokens);
+    }
+    return KVS_OK;
+}
+
+kvs_status kvs_session_new(kvs_ctx *ctx, const kvs_model *model, const kvs_session_opts *opts,
+                           kvs_session **out, kvs_err *err)
+{
+    if (!ctx || !model || !out) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "ctx, model or out is NULL");
+    }
+    *out = NULL;
+    kvs_session_opts o = KVS_SESSION_OPTS_INIT;
+    if (opts) {
+        kvs_status st = kvs__opts_read(&o, sizeof o, opts, "kvs_session_opts", err);
+        if (st != KVS_OK) {
+            return st;
+        }
+    }
+    if (o.flags) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "flags 0x%x of kvs_session_opts", o.flags);
+    }
+    kvs_session *s = kvs__calloc(ctx, 1, sizeof *s);
+    if (!s) {
+        return kvs__nomem(err, "engine", sizeof *s);
+    }
+    s->ctx = ctx;
+    s->model = model;
+    s->opts = o;
+    kvs_plan *own = NULL;
+    kvs_status st = o.plan ? KVS_OK : kvs_plan_new(ctx, model, NULL, &own, err);
+    if (st == KVS_OK) {
+        st = build(s, own ? own : o.plan, err);
+    }
+    kvs_plan_free(own);
+    if (st != KVS_OK) {
+        kvs_session_free(s);
+        return st;
+    }
+    s->opts.plan = NULL;
+    *out = s;
+    return KVS_OK;
+}
+
+void kvs_session_free(kvs_session *s)
+{
+    if (!s) {
+        return;
+    }
+    kvs_cache_free(s->cache);
+    kvs__graph_free(s->graph);
+    kvs__free(s->ctx, s->tokens, s->n_ctx * sizeof *s->tokens);
+    kvs__free(s->ctx, s->logits, s->logit_cap * sizeof *s->logits);
+    kvs__free(s->ctx, s, sizeof *s);
+}
+
+/* ---- computing */
+
+static kvs_status check_tokens(const kvs_session *s, const int32_t *tokens, size_t n, size_t held,
+                               kvs_err *err)
+{
+    if (s->broken) {
+        return kvs__fail(err, KVS_E_BROKEN, "engine",
+                         "an earlier failure could not be taken back; make a new session");
+    }
+    if (n > 0 && !tokens) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "tokens is NULL");
+    }
+    if (n > s->n_ctx - held) {
+        return kvs__fail(err, KVS_E_LIMIT, "engine",
+                         "context full: %zu tokens do not fit into %u; make the context larger or "
+                         "the text shorter",
+                         held + n, s->n_ctx);
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (tokens[i] < 0 || (size_t)tokens[i] >= s->n_vocab) {
+            return kvs__fail(err, KVS_E_RANGE, "engine",
+                             "token %d at index %zu, the vocabulary has %zu", tokens[i], i,
+                             s->n_vocab);
+        }
+    }
+    return KVS_OK;
+}
+
+/* Takes back what a failed block left in some layers. */
+static void undo_block(kvs_session *s)
+{
+    for (uint32_t i = 0; i < kvs_cache_n_layers(s->cache); i++) {
+        uint64_t extra = (uint64_t)kvs_cache_length(s->cache, i) - s->n_tokens;
+        if (extra > 0 && kvs_cache_rewind(s->cache, i, extra, NULL) != KVS_OK) {
+            s->broken = true;
+        }
+    }
+}
+
+/* Rows of logits wanted from a block: [first, n). */
+typedef struct wanted {
+    uint32_t first;
+    kvs_logits_fn fn; /* NULL: the last one stays in the session */
+    void *user;
+} wanted;
+
+/* Hands rows out in groups; true if the callback wants to stop. */
+static bool deliver(kvs_session *s, const kvs__graph_step *step, const wanted *w)
+{
+    for (uint32_t r = w->first; r < step->n;) {
+        uint32_t n = step->n - r < s->logit_rows ? step->n - r : s->logit_rows;
+        kvs__graph_logits(s->graph, r, n, s->logits);
+        for (uint32_t i = 0; i < n; i++) {
+            const float *row = s->logits + i * s->n_vocab;
+            if (w->fn && w->fn(w->user, step->pos + r + i, row, s->n_vocab) != 0) {
+                return true;
+            }
+        }
+        r += n;
+        if (r == step->n && n > 1) {
+            memmove(s->logits, s->logits + (n - 1) * s->n_vocab, s->n_vocab * sizeof *s->logits);
+        }
+    }
+    return false;
+}
+
+/* One block of at most s->block tokens. */
+static kvs_status run_block(kvs_session *s, const int32_t *tokens, uint32_t n, const wanted *w,
+                            kvs_err *err)
+{
+    kvs_status st = kvs_cache_reserve(s->cache, KVS_ALL_LAYERS, n, err);
+    if (st != KVS_OK) {
+        return st;
+    }
+    kvs__graph_step step = {tokens, n, w->first, (int64_t)s->n_tokens};
+    s->has_logits = false;
+    st = kvs__graph_run(s->graph, s->cache, &step, err);
+    if (st != KVS_OK) {
+        undo_block(s);
+        return st;
+    }
+    memmove(s->tokens + s->n_tokens, tokens, n * sizeof *tokens);
+    s->n_tokens += n;
+    s->n_computed += n;
+    if (deliver(s, &step, w)) {
+        return kvs__fail(err, KVS_E_CANCELLED, "engine", "stopped after token %zu", s->n_tokens);
+    }
+    s->has_logits = w->first < n;
+    return KVS_OK;
+}
+
+static kvs_status run_blocks(kvs_session *s, const kvs_eval *e, kvs_err *err)
+{
+    size_t from = e->on_logits ? e->logits_from : e->n_tokens - 1;
+    for (size_t done = 0; done < e->n_tokens;) {
+        if (done > 0 && s->opts.progress &&
+            s->opts.progress(s->opts.progress_user, done, e->n_tokens) != 0) {
+            return kvs__fail(err, KVS_E_CANCELLED, "engine", "stopped after %zu of %zu tokens",
+                             done, e->n_tokens);
+        }
+        size_t left = e->n_tokens - done;
+        uint32_t n = left < s->block ? (uint32_t)left : s->block;
+        size_t first = from > done ? from - done : 0;
+        wanted w = {first < n ? (uint32_t)first : n, e->on_logits, e->user};
+        kvs_status st = run_block(s, e->tokens + done, n, &w, err);
+        if (st != KVS_OK) {
+            return st;
+        }
+        done += n;
+    }
+    return KVS_OK;
+}
+
+/* Room for several rows of logits at once, where the caller wants many. */
+static kvs_status grow_logits(kvs_session *s, size_t rows, kvs_err *err)
+{
+    size_t fit = LOGIT_BYTES / (s->n_vocab * sizeof *s->logits);
+    rows = rows < fit ? rows : fit;
+    rows = rows < s->block ? rows : s->block;
+    if (rows <= s->logit_rows) {
+        return KVS_OK;
+    }
+    float *p = kvs__alloc(s->ctx, rows * s->n_vocab * sizeof *p);
+    if (!p) {
+        return kvs__nomem(err, "engine", rows * s->n_vocab * sizeof *p);
+    }
+    memcpy(p, s->logits, s->n_vocab * sizeof *p);
+    kvs__free(s->ctx, s->logits, s->logit_cap * sizeof *s->logits);
+    s->logits = p;
+    s->logit_cap = rows * s->n_vocab;
+    s->logit_rows = (uint32_t)rows;
+    return KVS_OK;
+}
+
+kvs_status kvs_session_eval(kvs_session *s, const kvs_eval *eval, kvs_err *err)
+{
+    if (!s || !eval) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "session or eval is NULL");
+    }
+    kvs_eval e = KVS_EVAL_INIT;
+    kvs_status st = kvs__opts_read(&e, sizeof e, eval, "kvs_eval", err);
+    if (st == KVS_OK) {
+        st = check_tokens(s, e.tokens, e.n_tokens, s->n_tokens, err);
+    }
+    if (st == KVS_OK && e.on_logits && e.logits_from < e.n_tokens) {
+        st = grow_logits(s, e.n_tokens - e.logits_from, err);
+    }
+    return st == KVS_OK && e.n_tokens > 0 ? run_blocks(s, &e, err) : st;
+}
+
+kvs_status kvs_session_append(kvs_session *s, const int32_t *tokens, size_t n, kvs_err *err)
+{
+    kvs_eval e = KVS_EVAL_INIT;
+    e.tokens = tokens;
+    e.n_tokens = n;
+    return kvs_session_eval(s, &e, err);
+}
+
+/* ---- sync */
+
+static size_t common_prefix(const kvs_session *s, const int32_t *tokens, size_t n)
+{
+    size_t most = n < s->n_tokens ? n : s->n_tokens;
+    size_t i = 0;
+    while (i < most && s->tokens[i] == tokens[i]) {
+        i++;
+    }
+    return i;
+}
+
+/* Goes back to `keep` tokens, or to none where a layer can't. */
+static kvs_status cut(kvs_session *s, size_t keep, kvs_err *err)
+{
+    if (keep == s->n_tokens) {
+        return KVS_OK;
+    }
+    uint64_t back = s->n_tokens - keep;
+    kvs_status st = KVS_NO;
+    if (keep > 0) {
+        st = kvs_cache_can_rewind(s->cache, KVS_ALL_LAYERS, back);
+    }
+    if (st == KVS_OK) {
+        st = kvs_cache_rewind(s->cache, KVS_ALL_LAYERS, back, err);
+    } else {
+        keep = 0;
+        st = kvs_cache_clear(s->cache, err);
+    }
+    if (st == KVS_OK) {
+        s->n_tokens = keep;
+        s->has_logits = false;
+    }
+    return st;
+}
+
+kvs_status kvs_session_sync(kvs_session *s, const int32_t *tokens, size_t n, size_t *n_reused,
+                            kvs_err *err)
+{
+    if (!s) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "session is NULL");
+    }
+    kvs_status st = check_tokens(s, tokens, n, 0, err);
+    if (st != KVS_OK) {
+        return st;
+    }
+    size_t keep = common_prefix(s, tokens, n);
+    bool done = keep == n && n == s->n_tokens && (s->has_logits || n == 0);
+    if (!done) {
+        /* the last token is computed again where only its logits are missing */
+        st = cut(s, keep == n && n > 0 ? n - 1 : keep, err);
+        if (st != KVS_OK) {
+            return st;
+        }
+    }
+    if (n_reused) {
+        *n_reused = s->n_tokens;
+    }
+    s->n_reused += s->n_tokens;
+    return kvs_session_append(s, n > 0 ? tokens + s->n_tokens : tokens, n - s->n_tokens, err);
+}
+
+/* ---- questions */
+
+const float *kvs_session_logits(const kvs_session *s)
+{
+    return s->has_logits ? s->logits : NULL;
+}
+
+kvs_status kvs_session_sample(const kvs_session *s, kvs_sampler *sampler, int32_t *token,
+                              kvs_err *err)
+{
+    if (!s || !sampler || !token) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "session, sampler or token is NULL");
+    }
+    if (!s->has_logits) {
+        return kvs__fail(err, KVS_E_STATE, "engine", "no logits: sync or append tokens first");
+    }
+    if (kvs_sampler_n_vocab(sampler) != s->n_vocab) {
+        return kvs__fail(err, KVS_E_INVAL, "engine",
+                         "the sampler is for %zu tokens, the model has %zu",
+                         kvs_sampler_n_vocab(sampler), s->n_vocab);
+    }
+    return kvs_sampler_pick(sampler, s->logits, s->tokens, s->n_tokens, token, err);
+}
+
+const int32_t *kvs_session_tokens(const kvs_session *s, size_t *n)
+{
+    *n = s->n_tokens;
+    return s->tokens;
+}
+
+const kvs_cache *kvs_session_cache(const kvs_session *s)
+{
+    return s->cache;
+}
+
+kvs_status kvs_session_get_stats(const kvs_session *s, kvs_session_stats *out)
+{
+    if (!s || !out) {
+        return KVS_E_INVAL;
+    }
+    kvs_session_stats r = KVS_SESSION_STATS_INIT;
+    r.n_ctx = s->n_ctx;
+    r.block = s->block;
+    r.n_tokens = s->n_tokens;
+    r.n_computed = s->n_computed;
+    r.n_reused = s->n_reused;
+    r.state_bytes = kvs_cache_bytes(s->cache, KVS_ALL_LAYERS);
+    r.scratch_bytes = kvs__graph_bytes(s->graph) + kvs__ctx_scratch_bytes(s->ctx) +
+                      s->logit_cap * sizeof *s->logits + s->n_ctx * sizeof *s->tokens;
+    return kvs__stats_write(out, &r, sizeof r);
+}

@@ -1,7 +1,0 @@
-/* SPDX-License-Identifier: MIT */
-#include "kern/wmat.h"
-
-void kvs__wkern_init_vec_avx512(kvs__wkern *k)
-{
-    (void)k;
-}

@@ -1,0 +1,173 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+# cli.sh KVSTATE TINY_MODEL: the program from outside: exit codes, messages, streams, signals.
+set -u
+kvstate=$1
+tiny_model=$2
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+cd "$dir" || exit 1
+bad=0
+n=0
+
+"$tiny_model" llama m.gguf && "$tiny_model" mamba other.gguf || exit 1
+head -c 20000 m.gguf >cut.gguf
+printf 'caf\351 au lait' >latin1.txt
+printf 'one two three' >prompt.txt
+
+report() {
+    n=$((n + 1))
+    if [ "$1" = 0 ]; then
+        echo "ok $n - $2"
+    else
+        echo "not ok $n - $2"
+        bad=1
+        sed 's/^/# out: /' out | head -5
+        sed 's/^/# err: /' err | head -5
+    fi
+}
+
+# expect NAME STATUS PATTERN COMMAND...: the pattern is looked for in both streams together.
+expect() {
+    name=$1
+    want=$2
+    pattern=$3
+    shift 3
+    "$@" >out 2>err </dev/null
+    got=$?
+    cat out err >both
+    if [ "$got" = "$want" ] && grep -q -- "$pattern" both; then
+        report 0 "$name"
+    else
+        echo "# status $got, expected $want and \"$pattern\""
+        report 1 "$name"
+    fi
+}
+
+run() {
+    "$kvstate" run -m m.gguf -p "hello there" --seed 7 -n 12 -q "$@"
+}
+
+# -- usage
+expect "no command" 2 "usage: kvstate" "$kvstate"
+expect "unknown command" 2 'unknown command "ran"' "$kvstate" ran
+expect "help" 0 "inspect" "$kvstate" --help
+expect "help of run" 0 "--chat-template" "$kvstate" run --help
+expect "version" 0 "^kvstate 0\." "$kvstate" --version
+expect "unknown option" 2 "unknown option --modell" "$kvstate" run --modell x
+expect "missing value" 2 "option --prompt needs a value" "$kvstate" run m.gguf --prompt
+expect "bad number" 2 'top-p: "1.5" is not a number from 0 to 1' run --top-p 1.5
+expect "bad whole number" 2 'top-k: "3.5" is not a whole number' run --top-k 3.5
+expect "no model" 2 "which model" "$kvstate" run -p x
+expect "two models" 2 "one argument too many" "$kvstate" run m.gguf n.gguf -p x
+expect "two prompts" 2 "give one" run -f prompt.txt
+expect "bad bias" 2 'logit-bias: "900+1"' run --logit-bias 900+1
+expect "bad template" 2 'chat-template: "jinja"' run --chat-template jinja
+expect "template without its tokens" 2 "<start_of_turn>" run --chat-template gemma
+
+# -- files
+expect "missing file" 3 "nowhere.gguf.*No such file" "$kvstate" run -m nowhere.gguf -p x
+expect "truncated file" 3 "^kvstate: cut.gguf: " "$kvstate" run -m cut.gguf -p x
+expect "not a model" 3 "^kvstate: prompt.txt: " "$kvstate" run -m prompt.txt -p x
+expect "wrong architecture" 3 'architecture "mamba" is not supported; supported: llama' \
+    "$kvstate" run -m other.gguf -p x
+expect "missing prompt file" 3 "gone.txt: No such file" "$kvstate" run -m m.gguf -f gone.txt
+expect "invalid UTF-8" 2 "not UTF-8: byte 0xe9 at offset 3.*iconv" \
+    "$kvstate" run -m m.gguf -f latin1.txt
+expect "empty prompt" 2 "the prompt is empty" "$kvstate" run -m m.gguf --raw -p ""
+
+# -- memory and context
+expect "prompt beyond the context" 4 "do not fit into 16" run -c 16
+expect "context full while answering" 0 "context of 45 tokens is full; --ctx-size" \
+    "$kvstate" run -m m.gguf --raw -p "0123456789012345678901234567890123456789" -c 45 --ignore-eos
+expect "memory limit" 4 "allocation of" run --max-memory 1 -b 512
+
+# -- plans
+expect "plan the geometry can't hold" 2 "layer 0 can't keep its keys so: .*16" run --kv q4
+expect "unknown plan" 2 '"q9" names no codec' run --kv q9
+expect "plan twice" 2 "give one" run --kv f16 --kv-bits 4
+expect "effective plan" 0 "kv: layers 0-2: grow window 40 sinks 4, k bf16, v bf16" \
+    "$kvstate" run -m m.gguf -p x -n 1 --kv bf16 --max-kv-size 44
+expect "ring" 0 "kv: layers 0-2: ring window 40, k f32" \
+    "$kvstate" run -m m.gguf -p x -n 1 --kv f32 --window 40 -b 16
+
+# -- the answer does not depend on how it is computed
+tokens() {
+    run --json "$@" 2>err | sed 's/.*"tokens":\[\([^]]*\)\].*/\1/'
+}
+want=$(tokens -t 1)
+for how in "-t 2" "-b 1" "-b 7" "--isa ref" "--isa ref -t 2 -b 3" "--window 500"; do
+    # shellcheck disable=SC2086 # words on purpose
+    test -n "$want" && test "$(tokens $how)" = "$want"
+    report $? "same tokens with $how"
+done
+test "$(tokens --seed 8)" != "$want"
+report $? "other tokens with another seed"
+test "$(KVSTATE_SEED=8 "$kvstate" run -m m.gguf -p "hello there" -n 12 -q --json |
+    sed 's/.*"tokens":\[\([^]]*\)\].*/\1/')" = "$(tokens --seed 8)"
+report $? "an option from the environment"
+test "$(tokens -f prompt.txt -p "")" != "$want"
+report $? "another prompt"
+
+# -- streams
+run --json >out 2>err && test ! -s err && {
+    ! command -v python3 >/dev/null || python3 -c 'import json, sys; json.load(sys.stdin)' <out
+}
+report $? "JSON, and nothing else with --quiet"
+"$kvstate" run -m m.gguf -n 4 -q <prompt.txt >out 2>err && test -s out
+report $? "prompt from standard input"
+"$kvstate" run -m m.gguf -p x -n 4 >/dev/null 2>err && grep -q "tok/s" err
+report $? "speeds on standard error"
+grep -q "$(printf '\033')" err
+test $? = 1
+report $? "no colour and no cursor movement off a terminal"
+expect "a full disk is seen" 1 "standard output: No space" sh -c \
+    "'$kvstate' run -m m.gguf -p x -n 4 -q >/dev/full"
+{ "$kvstate" run -m m.gguf -p x --ignore-eos -q 2>err; } | head -c 1 >out
+test ! -s err
+report $? "a closed pipe is no news"
+
+# -- signals
+"$kvstate" run -m m.gguf -p x --ignore-eos -c 1000000 >out 2>err &
+pid=$!
+for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+    sleep 0.1
+    test -s out && break
+done
+kill -INT $pid
+wait $pid
+got=$?
+test $got = 130 && grep -q "interrupted after .* prompt tokens and [1-9][0-9]* answer tokens" err &&
+    test -s out
+report $? "Ctrl-C ends the answer and says how far it came ($got)"
+
+# -- inspect and bench
+expect "inspect" 0 "^state bytes " "$kvstate" inspect m.gguf -c 128
+expect "inspect tensors" 0 "blk.2.ffn_down.weight" "$kvstate" inspect m.gguf --tensors
+expect "inspect an unknown architecture" 0 "mamba (not supported)" "$kvstate" inspect other.gguf
+"$kvstate" inspect m.gguf --json --tensors >out 2>err && {
+    ! command -v python3 >/dev/null || python3 -c 'import json, sys
+d = json.load(sys.stdin)
+assert d["n_layers"] == 3 and len(d["state"]["layer_bytes"]) == 3
+assert sum(d["state"]["layer_bytes"]) <= d["state"]["bytes"]
+assert len(d["tensors"]) == 29, len(d["tensors"])' <out
+}
+report $? "inspect as JSON"
+expect "bench" 0 "^model,tiny tg4 @ d8 kv=bf16," \
+    "$kvstate" bench -m m.gguf -p 16 -n 4 -d 0,8 -r 1 --kv f16,bf16 -o csv -q
+grep -q "^bench,case,value,unit,limit,ratio$" out && test "$(grep -c ^model, out)" = 7
+report $? "bench: all cases as CSV"
+expect "bench list" 2 "n-depth: \"1,x\"" "$kvstate" bench -m m.gguf -d 1,x
+
+# -- completion
+for shell in bash zsh fish; do
+    expect "completion for $shell" 0 "chat-template" "$kvstate" --completion $shell
+    if command -v $shell >/dev/null; then
+        $shell -n out 2>err
+        report $? "$shell reads it"
+    fi
+done
+expect "completion for others" 2 "csh" "$kvstate" --completion csh
+
+echo "1..$n"
+exit $bad

@@ -1,0 +1,413 @@
+/* SPDX-License-Identifier: MIT */
+/* test_engine_session.c: logits are the same bits whatever the block size, threads, kernels, layout
+ * and history; what sync reuses; what is refused; what happens when memory runs out. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "kvstate/engine.h"
+#include "support/model_build.h"
+
+#define N     150
+#define VOCAB 97
+
+typedef struct setup {
+    const char *path;
+    const char *kv;
+    uint32_t threads, tiers_off, block, max_block, flags, start, window, sinks, n_ctx;
+    kvs_ctx_opts ctx_opts; /* used where its struct_size is set */
+    kvs_progress_fn progress;
+    void *user;
+} setup;
+
+typedef struct engine {
+    kvs_ctx *ctx;
+    kvs_model *model;
+    kvs_plan *plan;
+    kvs_session *session;
+} engine;
+
+static int32_t tokens[N];
+static char llama_path[256];
+static char gemma_path[256];
+
+static kvs_status engine_try(engine *e, const setup *s, kvs_err *err)
+{
+    kvs_ctx_opts co = KVS_CTX_OPTS_INIT;
+    if (s->ctx_opts.struct_size) {
+        co = s->ctx_opts;
+    }
+    co.n_threads = s->threads ? s->threads : 1;
+    co.tiers_off = s->tiers_off;
+    *e = (engine){NULL, NULL, NULL, NULL};
+    kvs_status st = kvs_ctx_new(&co, &e->ctx, err);
+    if (st == KVS_OK) {
+        st = kvs_model_open(e->ctx, s->path, NULL, &e->model, err);
+    }
+    kvs_plan_opts po = KVS_PLAN_OPTS_INIT;
+    po.kv = s->kv;
+    po.max_block = s->max_block;
+    po.flags = s->flags;
+    po.start = s->start;
+    po.window = s->window;
+    po.sinks = s->sinks;
+    po.n_ctx = s->n_ctx;
+    if (st == KVS_OK) {
+        st = kvs_plan_new(e->ctx, e->model, &po, &e->plan, err);
+    }
+    kvs_session_opts so = KVS_SESSION_OPTS_INIT;
+    so.plan = e->plan;
+    so.block = s->block;
+    so.progress = s->progress;
+    so.progress_user = s->user;
+    return st == KVS_OK ? kvs_session_new(e->ctx, e->model, &so, &e->session, err) : st;
+}
+
+static void engine_open(engine *e, const setup *s)
+{
+    kvs_err err = {KVS_OK, 0, "", ""};
+    if (engine_try(e, s, &err) != KVS_OK) {
+        fail_msg("%s", err.msg);
+    }
+}
+
+static void engine_close(engine *e)
+{
+    kvs_session_free(e->session);
+    kvs_plan_free(e->plan);
+    kvs_model_close(e->model);
+    kvs_ctx_free(e->ctx);
+}
+
+typedef struct rows {
+    float v[N][VOCAB];
+    size_t n;
+} rows;
+
+static int keep_row(void *user, int64_t pos, const float *logits, size_t n_vocab)
+{
+    rows *r = user;
+    assert_int_equal(n_vocab, VOCAB);
+    assert_in_range(pos, 0, N - 1);
+    memcpy(r->v[pos], logits, sizeof r->v[pos]);
+    r->n++;
+    return 0;
+}
+
+static void all_rows(const setup *s, rows *r)
+{
+    engine e;
+    kvs_err err = {KVS_OK, 0, "", ""};
+    kvs_eval ev = KVS_EVAL_INIT;
+    engine_open(&e, s);
+    r->n = 0;
+    ev.tokens = tokens;
+    ev.n_tokens = N;
+    ev.on_logits = keep_row;
+    ev.user = r;
+    if (kvs_session_eval(e.session, &ev, &err) != KVS_OK) {
+        fail_msg("%s", err.msg);
+    }
+    assert_int_equal(r->n, N);
+    engine_close(&e);
+}
+
+static rows reference;
+static rows other;
+
+static void same_rows(const setup *s, const char *what)
+{
+    all_rows(s, &other);
+    for (size_t i = 0; i < N; i++) {
+        if (memcmp(reference.v[i], other.v[i], sizeof reference.v[i]) != 0) {
+            fail_msg("kv %s, %s: row %zu differs", s->kv, what, i);
+        }
+    }
+}
+
+static const char *const plans[] = {"f32", "f16", "bf16", "q8", "q4", "k8v4", "q3+f16", "affine2"};
+
+static void check_plan(const char *path, const char *kv)
+{
+    setup base = {.path = path, .kv = kv, .max_block = 64, .block = 16};
+    const uint32_t blocks[] = {1, 7, 64};
+    all_rows(&base, &reference);
+    for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++) {
+        setup s = base;
+        s.block = blocks[i];
+        same_rows(&s, "block size");
+    }
+    setup s = base;
+    s.max_block = 512;
+    s.block = 0;
+    same_rows(&s, "one block of up to 512");
+    s = base;
+    s.threads = 2;
+    same_rows(&s, "two threads");
+    s = base;
+    s.max_block = 8; /* the window becomes a ring that wraps many times */
+    s.block = 8;
+    same_rows(&s, "small ring");
+    s = base;
+    s.flags = KVS_PLAN_FULL_WINDOW;
+    same_rows(&s, "no ring");
+    s = base;
+    s.tiers_off = KVS_TIER_AVX512;
+    same_rows(&s, "without AVX-512");
+    s.tiers_off = KVS_TIER_ALL;
+    s.threads = 2;
+    same_rows(&s, "reference kernels");
+}
+
+static void test_same_bits(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof plans / sizeof plans[0]; i++) {
+        check_plan(llama_path, plans[i]);
+        check_plan(gemma_path, plans[i]);
+    }
+}
+
+static void test_same_bits_with_limits(void **state)
+{
+    (void)state;
+    const uint32_t blocks[] = {1, 7, 32};
+    setup base = {.path = llama_path, .kv = "q4", .max_block = 32, .block = 5};
+    for (int kind = 0; kind < 2; kind++) {
+        base.start = kind == 0 ? 45 : 0;
+        base.window = kind == 1 ? 40 : 0;
+        base.sinks = kind == 1 ? 3 : 0;
+        all_rows(&base, &reference);
+        for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++) {
+            setup s = base;
+            s.block = blocks[i];
+            same_rows(&s, kind == 0 ? "delayed quantisation" : "window and sinks");
+        }
+        if (kind == 1) {
+            setup s = base;
+            s.flags = KVS_PLAN_FULL_WINDOW;
+            same_rows(&s, "window and sinks without a ring");
+        }
+    }
+}
+
+/* The same prefix reached in other ways: the logits are those of a cold start. */
+static void test_reuse(void **state)
+{
+    (void)state;
+    const char *const paths[] = {llama_path, gemma_path};
+    for (size_t p = 0; p < 2; p++) {
+        setup s = {.path = paths[p], .kv = "q8", .max_block = 16};
+        all_rows(&s, &reference);
+        engine e;
+        size_t reused = 99;
+        int32_t changed[N];
+        engine_open(&e, &s);
+        memcpy(changed, tokens, sizeof tokens);
+        changed[90] = (changed[90] + 1) % VOCAB;
+        assert_int_equal(kvs_session_sync(e.session, changed, 100, &reused, NULL), KVS_OK);
+        assert_int_equal(reused, 0);
+        assert_memory_not_equal(kvs_session_logits(e.session), reference.v[99], VOCAB * 4);
+        assert_int_equal(kvs_session_sync(e.session, tokens, 120, &reused, NULL), KVS_OK);
+        assert_int_equal(reused, 90);
+        assert_memory_equal(kvs_session_logits(e.session), reference.v[119], VOCAB * 4);
+        /* the same again: nothing is computed */
+        assert_int_equal(kvs_session_sync(e.session, tokens, 120, &reused, NULL), KVS_OK);
+        assert_int_equal(reused, 120);
+        /* a prefix of what is held: one token, for its logits */
+        assert_int_equal(kvs_session_sync(e.session, tokens, 115, &reused, NULL), KVS_OK);
+        assert_int_equal(reused, 114);
+        assert_memory_equal(kvs_session_logits(e.session), reference.v[114], VOCAB * 4);
+        /* far back: a ring has dropped what is needed, so it starts anew and says so */
+        assert_int_equal(kvs_session_sync(e.session, tokens, 30, &reused, NULL), KVS_OK);
+        assert_int_equal(reused, p == 0 ? 29 : 0);
+        assert_memory_equal(kvs_session_logits(e.session), reference.v[29], VOCAB * 4);
+        assert_int_equal(kvs_session_append(e.session, tokens + 30, 2, NULL), KVS_OK);
+        assert_memory_equal(kvs_session_logits(e.session), reference.v[31], VOCAB * 4);
+        assert_int_equal(kvs_session_sync(e.session, NULL, 0, &reused, NULL), KVS_OK);
+        assert_int_equal(reused, 0);
+        assert_null(kvs_session_logits(e.session));
+        engine_close(&e);
+    }
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    engine e;
+    setup s = {.path = llama_path, .kv = "f16", .n_ctx = 64};
+    kvs_err err = {KVS_OK, 0, "", ""};
+    size_t n = 0;
+    int32_t bad[4] = {1, 2, VOCAB, 3};
+    engine_open(&e, &s);
+    assert_int_equal(kvs_session_sync(e.session, tokens, 60, NULL, &err), KVS_OK);
+    assert_int_equal(kvs_session_sync(e.session, tokens, 65, NULL, &err), KVS_E_LIMIT);
+    assert_non_null(strstr(err.msg, "65 tokens do not fit into 64"));
+    assert_int_equal(kvs_session_append(e.session, tokens, 5, &err), KVS_E_LIMIT);
+    assert_int_equal(kvs_session_append(e.session, bad, 4, &err), KVS_E_RANGE);
+    assert_non_null(strstr(err.msg, "token 97 at index 2"));
+    bad[2] = -1;
+    assert_int_equal(kvs_session_sync(e.session, bad, 4, NULL, &err), KVS_E_RANGE);
+    (void)kvs_session_tokens(e.session, &n);
+    assert_int_equal(n, 60);
+    assert_non_null(kvs_session_logits(e.session)); /* nothing changed */
+    assert_int_equal(kvs_session_append(e.session, tokens + 60, 4, &err), KVS_OK);
+    engine_close(&e);
+
+    s.block = 65;
+    assert_int_equal(engine_try(&e, &s, &err), KVS_E_RANGE);
+    engine_close(&e);
+}
+
+static int stop_at_32(void *user, size_t done, size_t total)
+{
+    (void)total;
+    *(size_t *)user = done;
+    return done >= 32;
+}
+
+static void test_cancel(void **state)
+{
+    (void)state;
+    engine e;
+    size_t done = 0;
+    size_t n = 0;
+    size_t reused = 0;
+    setup s = {.path = gemma_path, .kv = "f16", .max_block = 16, .progress = stop_at_32};
+    s.user = &done;
+    all_rows(&(setup){.path = gemma_path, .kv = "f16"}, &reference);
+    engine_open(&e, &s);
+    assert_int_equal(kvs_session_sync(e.session, tokens, 100, NULL, NULL), KVS_E_CANCELLED);
+    assert_int_equal(done, 32);
+    (void)kvs_session_tokens(e.session, &n);
+    assert_int_equal(n, 32);
+    assert_null(kvs_session_logits(e.session));
+    assert_int_equal(kvs_session_sync(e.session, tokens, 40, &reused, NULL), KVS_OK);
+    assert_int_equal(reused, 32);
+    assert_memory_equal(kvs_session_logits(e.session), reference.v[39], VOCAB * 4);
+    engine_close(&e);
+}
+
+/* ---- memory that runs out: the k-th allocation fails, for every k */
+
+typedef struct fuse {
+    long left; /* allocations that still work */
+    size_t live;
+} fuse;
+
+static void *fuse_alloc(void *user, size_t bytes, size_t align)
+{
+    fuse *f = user;
+    if (f->left-- <= 0) {
+        return NULL;
+    }
+    f->live += bytes;
+    return aligned_alloc(align, (bytes + align) / align * align);
+}
+
+static void fuse_free(void *user, void *ptr, size_t bytes)
+{
+    fuse *f = user;
+    f->live -= bytes;
+    free(ptr);
+}
+
+static void test_out_of_memory(void **state)
+{
+    (void)state;
+    fuse f = {1 << 20, 0};
+    setup s = {.path = gemma_path, .kv = "q4", .max_block = 16};
+    s.ctx_opts = (kvs_ctx_opts)KVS_CTX_OPTS_INIT;
+    s.ctx_opts.alloc = fuse_alloc;
+    s.ctx_opts.free = fuse_free;
+    s.ctx_opts.alloc_user = &f;
+    all_rows(&(setup){.path = gemma_path, .kv = "q4"}, &reference);
+    size_t failures = 0;
+    for (long k = 0;; k++) {
+        engine e;
+        kvs_err err = {KVS_OK, 0, "", ""};
+        f = (fuse){k, 0};
+        kvs_status st = engine_try(&e, &s, &err);
+        if (st == KVS_OK) {
+            st = kvs_session_sync(e.session, tokens, 70, NULL, &err);
+            if (st != KVS_OK) { /* with memory again it goes on from where it is */
+                size_t held = 0;
+                (void)kvs_session_tokens(e.session, &held);
+                assert_int_equal(st, KVS_E_NOMEM);
+                f.left = 1 << 20;
+                size_t reused = 0;
+                assert_int_equal(kvs_session_sync(e.session, tokens, 70, &reused, &err), KVS_OK);
+                assert_int_equal(reused, held);
+                assert_memory_equal(kvs_session_logits(e.session), reference.v[69], VOCAB * 4);
+            }
+        }
+        engine_close(&e);
+        assert_int_equal(f.live, 0);
+        if (st == KVS_OK) {
+            break;
+        }
+        assert_int_equal(st, KVS_E_NOMEM);
+        failures++;
+    }
+    assert_true(failures > 20);
+}
+
+static void test_planned_bytes(void **state)
+{
+    (void)state;
+    const char *const paths[] = {llama_path, gemma_path};
+    for (size_t p = 0; p < 2; p++) {
+        for (size_t i = 0; i < sizeof plans / sizeof plans[0]; i++) {
+            engine e;
+            setup s = {.path = paths[p], .kv = plans[i], .max_block = 16};
+            engine_open(&e, &s);
+            for (size_t n = 1; n <= 129; n += 64) {
+                size_t want = 0;
+                assert_int_equal(kvs_session_sync(e.session, NULL, 0, NULL, NULL), KVS_OK);
+                assert_int_equal(kvs_session_sync(e.session, tokens, n, NULL, NULL), KVS_OK);
+                assert_int_equal(kvs_plan_bytes(e.plan, n, &want, NULL, NULL), KVS_OK);
+                kvs_session_stats st = KVS_SESSION_STATS_INIT;
+                assert_int_equal(kvs_session_get_stats(e.session, &st), KVS_OK);
+                assert_int_equal(st.state_bytes, want);
+            }
+            engine_close(&e);
+        }
+    }
+}
+
+static int write_models(void **state)
+{
+    (void)state;
+    tiny l = TINY_LLAMA;
+    tiny g = TINY_GEMMA;
+    l.dim = 64;
+    g.dim = 64;
+    for (int i = 0; i < N; i++) {
+        tokens[i] = (i * 31 + i * i * 7) % VOCAB;
+    }
+    return tiny_write(&l, llama_path, sizeof llama_path) &&
+                   tiny_write(&g, gemma_path, sizeof gemma_path)
+               ? 0
+               : -1;
+}
+
+static int remove_models(void **state)
+{
+    (void)state;
+    (void)unlink(llama_path);
+    (void)unlink(gemma_path);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_same_bits),     cmocka_unit_test(test_same_bits_with_limits),
+        cmocka_unit_test(test_reuse),         cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_cancel),        cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_planned_bytes),
+    };
+    return cmocka_run_group_tests(tests, write_models, remove_models);
+}
