@@ -35,9 +35,11 @@ const char *kvs_version(void)
     return KVS_VERSION_STRING;
 }
 
+KVS_PRINTF(5, 0)
 static void fill(kvs_err *err, kvs_status status, int sys_errno, const char *room, const char *fmt,
                  va_list ap) KVS_PRINTF(5, 0);
 
+KVS_PRINTF(5, 0)
 static void fill(kvs_err *err, kvs_status status, int sys_errno, const char *room, const char *fmt,
                  va_list ap)
 {

@@ -17,7 +17,9 @@ static void build(void)
         kvs__wkern_init_ref(&tables[i]);
         kvs__wkern_init_vec_ref(&tables[i]);
     }
-#if defined(__x86_64__)
+#if defined(KVS_NO_SIMD)
+    /* the reference alone */
+#elif defined(__x86_64__)
     kvs__wkern_init_avx2(&tables[SET_AVX2]);
     kvs__wkern_init_vec_avx2(&tables[SET_AVX2]);
     tables[SET_AVX512] = tables[SET_AVX2];

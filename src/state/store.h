@@ -146,8 +146,6 @@ void kvs__store_get_units(const kvs__store *s, int side, int plane, uint32_t hea
                           uint64_t n, unsigned char *dst);
 void kvs__store_set_units(kvs__store *s, int side, int plane, uint32_t head, int64_t at, uint64_t n,
                           const unsigned char *src);
-/* f32 -> scale dtype with MLX's NaN: bf16 0x7fc0, f16 sign | 0x7d00. */
-void kvs__scale_store(void *dst, kvs_dtype dtype, const float *src, size_t n);
 
 /* -- reading (attend.c) */
 

@@ -5,8 +5,8 @@
  * touch a common byte and the split over threads can't show. */
 #include <string.h>
 
-#include "base/half.h"
 #include "base/pool.h"
+#include "kern/affine.h"
 #include "state/store.h"
 
 #define SCRATCH_ALIGN 64u
@@ -65,20 +65,11 @@ static put_scratch carve(const kvs__side *s, unsigned char *at)
     return p;
 }
 
-void kvs__scale_store(void *dst, kvs_dtype dtype, const float *src, size_t n)
+/* Scales and biases keep MLX's NaN. */
+static void store_scales(void *dst, kvs_dtype dtype, const float *src, size_t n)
 {
-    if (dtype == KVS_F32) {
-        memcpy(dst, src, n * sizeof *src);
-        return;
-    }
-    uint16_t *out = dst;
     for (size_t i = 0; i < n; i++) {
-        if (src[i] != src[i]) {
-            uint16_t sign = (uint16_t)((kvs__bits_f32(src[i]) >> 16) & 0x8000u);
-            out[i] = dtype == KVS_BF16 ? 0x7fc0u : (uint16_t)(sign | 0x7d00u);
-        } else {
-            out[i] = dtype == KVS_BF16 ? kvs__bf16_from_f32(src[i]) : kvs__f16_from_f32(src[i]);
-        }
+        kvs__store_mlx(dst, dtype, i, src[i]);
     }
 }
 
@@ -93,8 +84,8 @@ static void encode(const kvs__kern *kern, const kvs__side *s, size_t n, float *r
         size_t groups = n * s->n_units[1];
         kern->affine_encode(rows, groups, s->shape.bits, s->shape.group, p->units[0], p->scale,
                             p->bias);
-        kvs__scale_store(p->units[1], s->shape.dtype, p->scale, groups);
-        kvs__scale_store(p->units[2], s->shape.dtype, p->bias, groups);
+        store_scales(p->units[1], s->shape.dtype, p->scale, groups);
+        store_scales(p->units[2], s->shape.dtype, p->bias, groups);
     } else if (s->shape.dtype == KVS_F16) {
         kern->f16_from_f32(p->units[0], rows, n * dim);
     } else if (s->shape.dtype == KVS_BF16) {
