@@ -1,35 +1,28 @@
 /* SPDX-License-Identifier: MIT */
-/* wmat_avx512.c: weights x activations with AVX-512 F, BW, DQ and VL; equals wmat_ref.c bit for bit.
+/* wmat_avx512.c: weights x activations with AVX-512 F, BW, DQ, VL; equals wmat_ref.c bit for bit.
  *
- * Codes of up to five bits go through a table: 16 (or twice 16) decoded values in a register, looked
- * up by vpermps, which heeds only the lowest four bits of an index, so that low nibbles need no
- * mask. A tile is 6 rows of x by 4 of W: 24 accumulators. */
+ * Codes of up to five bits go through a table: 16 (or twice 16) decoded values in a register, found
+ * by vpermps, which heeds only the lowest four bits of an index, so that low nibbles need no mask.
+ * A tile is 6 rows of x by 4 of W: 24 accumulators. */
 #include "kern/wmat_x86.h"
 
 typedef __m512 vec;
-#define VL           16u
-#define vload        _mm512_loadu_ps
-#define vstore       _mm512_storeu_ps
-#define vzero        _mm512_setzero_ps
-#define vfma         _mm512_fmadd_ps
-#define TILE_R       6u
-#define TILE_C       4u
-#define FUSED_MAX    8u
-#define FUSED_SHARED 1
-#define FUSED_COLS_1 4
-#define FUSED_COLS_2 4
-#define FUSED_COLS_3 4
-#define FUSED_COLS_4 4
-#define FUSED_COLS_5 2
-#define FUSED_COLS_6 2
-#define FUSED_COLS_7 2
-#define FUSED_COLS_8 2
-#define FUSED_MORE(T, parts, bytes)                                                                \
-    FUSED_FN(T, parts, bytes, 5)                                                                   \
-    FUSED_FN(T, parts, bytes, 6)                                                                   \
-    FUSED_FN(T, parts, bytes, 7)                                                                   \
-    FUSED_FN(T, parts, bytes, 8)
-#define FUSED_MORE_OPS(T) , fused_##T##_5, fused_##T##_6, fused_##T##_7, fused_##T##_8
+#define VL                          16u
+#define vload                       _mm512_loadu_ps
+#define vstore                      _mm512_storeu_ps
+#define vzero                       _mm512_setzero_ps
+#define vfma                        _mm512_fmadd_ps
+#define TILE_R                      6u
+#define TILE_C                      4u
+#define FUSED_MAX                   8u
+#define FUSED_SHARED                1
+#define FUSED_COLS_1                4
+#define FUSED_COLS_2                4
+#define FUSED_COLS_3                4
+#define FUSED_COLS_4                4
+#define FUSED_COLS_8                2
+#define FUSED_MORE(T, parts, bytes) FUSED_FN(T, parts, bytes, 8)
+#define FUSED_MORE_OPS(T)           , fused_##T##_8
 
 #define TILE_STEP(a, xs, ldx, w, rows)                                                             \
     do {                                                                                           \

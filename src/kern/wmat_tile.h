@@ -3,15 +3,15 @@
  *
  * The tier has defined before: vec, VL (floats of a vec: 4, 8 or 16), vload, vstore, vzero, vfma
  * (a * b + c), TILE_R x TILE_C (outputs of a register tile), HOLD (keeps a vector in a register),
- * FUSED_MAX (most rows of x that go the fused way), FUSED_COLS_N (rows of W side by side for N of x),
- * FUSED_SHARED (registers suffice to hold a part of all of these),
- * reduce4 (four times 16 lanes -> four sums) and, for each type T, hdr_T and dec_T.
+ * FUSED_MAX (most rows of x that go the fused way: 4 or 8), FUSED_COLS_N (rows of W side by side
+ * for N rows of x), FUSED_SHARED (registers suffice for a part of all of these), reduce4 (four
+ * times 16 lanes -> four sums) and, for each type T, hdr_T and dec_T.
  *
  * Two ways, one order of operations: a lane is a sequence of fma over ascending k in both.
- *   few rows of x:  a block is decoded into registers and multiplied at once (fused_rows);
- *   more rows:      rows of W are decoded once into a panel in the second-level cache, then tiles of
- *                   TILE_R rows of x by TILE_C rows of W walk at most KVS__WCHUNK elements at a time
- *                   so that the rows of x stay in the first-level cache; lanes wait in memory.
+ *   few rows:   a block is decoded into registers and multiplied at once (fused_rows);
+ *   more rows:  rows of W are decoded once into a panel in the second-level cache, then tiles of
+ *               TILE_R rows of x by TILE_C rows of W walk at most KVS__WCHUNK elements at a time so
+ *               that the rows of x stay in the first-level cache; lanes wait in memory.
  * A panel holds, for each chunk, tiles of TILE_C rows: [pass][k / 16][TILE_C][VL], a pass being VL
  * of the 16 lanes, so that the inner loop reads one stream. */
 #ifndef KVS_KERN_WMAT_TILE_H
@@ -311,7 +311,7 @@ typedef void (*fused_fn)(float *y, size_t ldy, const float *x, size_t ldx, const
 typedef struct type_ops {
     pack_fn pack;
     plain_fn plain;
-    fused_fn fused[FUSED_MAX];
+    fused_fn fused[5]; /* for 1 .. 4 rows of x, and for 8 where FUSED_MAX is 8 */
 } type_ops;
 
 /* parts: 32-element parts of a block; bytes: of parts * 32 elements; colsN: rows of W side by side
@@ -337,8 +337,11 @@ typedef struct type_ops {
         fused_rows(y, ldy, x, ldx, w, lanes, rows, FUSED_COLS_##rows, hdr_##T, dec_##T, parts,     \
                    bytes);                                                                         \
     }
-#define FUSED_OPS(T)      fused_##T##_1, fused_##T##_2, fused_##T##_3, fused_##T##_4 FUSED_MORE_OPS(T)
-#define TYPE_OPS(T, NAME) [KVS__W_##NAME] = {pack_##T, plain_##T, {FUSED_OPS(T)}}
+#define FUSED_OPS(T)                                                                               \
+    {                                                                                              \
+        fused_##T##_1, fused_##T##_2, fused_##T##_3, fused_##T##_4 FUSED_MORE_OPS(T)               \
+    }
+#define TYPE_OPS(T, NAME) [KVS__W_##NAME] = {pack_##T, plain_##T, FUSED_OPS(T)}
 
 /* Defined by the tier after its TYPE_FNS and TILE_FN. */
 static const type_ops ops[KVS__W_BF16 + 1];
@@ -436,8 +439,13 @@ static void matmul(float *y, size_t ldy, const float *x, size_t ldx, size_t rows
         for (size_t r = 0; r < rows; r++) {
             memset(y + r * ldy, 0, w->n * sizeof *y);
         }
-    } else if (rows <= FUSED_MAX) {
+    } else if (rows <= 4) {
         ops[w->type].fused[rows - 1](y, ldy, x, ldx, w, scratch);
+    } else if (rows == FUSED_MAX) {
+        ops[w->type].fused[4](y, ldy, x, ldx, w, scratch);
+    } else if (rows < FUSED_MAX) { /* decoding twice costs less than three more functions a type */
+        ops[w->type].fused[3](y, ldy, x, ldx, w, scratch);
+        ops[w->type].fused[rows - 5](y + 4 * ldy, ldy, x + 4 * ldx, ldx, w, scratch);
     } else {
         panel_rows(y, ldy, x, ldx, rows, w, scratch);
     }
