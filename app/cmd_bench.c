@@ -22,7 +22,7 @@ typedef struct list {
 } list;
 
 typedef struct bench {
-    const settings *s;
+    settings *s;
     kvs_ctx *ctx;
     kvs_model *model;
     kvs_model_info info;
@@ -351,7 +351,7 @@ static int measure_plans(bench *b)
     return 0;
 }
 
-int cmd_bench(const settings *s)
+int cmd_bench(settings *s)
 {
     static bench b;
     b.s = s;

@@ -7,7 +7,7 @@
 #include "util.h"
 
 typedef struct inspect {
-    const settings *s;
+    settings *s;
     kvs_ctx *ctx;
     kvs_model *model;
     kvs_plan *plan;
@@ -187,7 +187,7 @@ static void json_entries(const inspect *v)
     (void)fputs("]}\n", stdout);
 }
 
-int cmd_inspect(const settings *s)
+int cmd_inspect(settings *s)
 {
     inspect v = {.s = s, .info = KVS_MODEL_INFO_INIT};
     int rc = make_ctx(s, &v.ctx);

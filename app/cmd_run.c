@@ -12,7 +12,7 @@
 #include "util.h"
 
 typedef struct run {
-    const settings *s;
+    settings *s;
     kvs_ctx *ctx;
     kvs_model *model;
     kvs_plan *plan;
@@ -206,6 +206,12 @@ static int make_session(run *r)
     for (uint32_t i = 0; kvs_plan_line(r->plan, i, line, sizeof line) > 0; i++) {
         note(r->s, "kv: %s", line);
     }
+    kvs_model_info info = KVS_MODEL_INFO_INIT;
+    (void)kvs_model_get_info(r->model, &info);
+    if (kvs_plan_n_ctx(r->plan) > info.n_ctx_train) {
+        note(r->s, "warning: a context of %u tokens is beyond the %u this model was trained for",
+             kvs_plan_n_ctx(r->plan), info.n_ctx_train);
+    }
     kvs_err err = {KVS_OK, 0, "", ""};
     kvs_session_opts o = KVS_SESSION_OPTS_INIT;
     o.plan = r->plan;
@@ -245,6 +251,9 @@ static int prepare(run *r, uint64_t seed)
         note(r->s, "chat format: %s (--raw completes the prompt as it is)", chat_name(r->format));
     }
     r->load_s = now_seconds() - t0;
+    if (rc == 0 && r->s->verbose) {
+        note(r->s, "seed %llu", (unsigned long long)seed);
+    }
     return rc;
 }
 
@@ -406,7 +415,7 @@ static int finish(run *r, uint64_t seed)
     return rc == 0 ? interrupted() : rc;
 }
 
-int cmd_run(const settings *s)
+int cmd_run(settings *s)
 {
     run r = {.s = s};
     uint64_t seed = s->seed_given ? s->seed : random_seed();

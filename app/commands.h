@@ -5,15 +5,15 @@
 
 #include "options.h"
 
-int cmd_run(const settings *s);
-int cmd_bench(const settings *s);
-int cmd_inspect(const settings *s);
+int cmd_run(settings *s);
+int cmd_bench(settings *s);
+int cmd_inspect(settings *s);
 
 typedef struct command_def {
     const char *name;
     uint32_t bit; /* CMD_* */
     const char *help;
-    int (*fn)(const settings *s);
+    int (*fn)(settings *s);
 } command_def;
 extern const command_def command_table[];
 extern const size_t n_commands;

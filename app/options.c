@@ -93,7 +93,8 @@ const option_def option_table[] = {
 
     {"json", NULL, "print one JSON object", CMD_RUN | CMD_INSPECT, OPT_FLAG, F(json), 0, 0},
     {"q|quiet", NULL, "nothing on standard error but errors", CMD_ALL, OPT_FLAG, F(quiet), 0, 0},
-    {"v|verbose", NULL, "more on standard error", CMD_ALL, OPT_FLAG, F(verbose), 0, 0},
+    {"v|verbose", NULL, "also the seed and what the library reports", CMD_ALL, OPT_FLAG, F(verbose),
+     0, 0},
     {"h|help", NULL, "this text", CMD_ALL, OPT_FLAG, F(help), 0, 0},
 };
 const size_t n_options = sizeof option_table / sizeof option_table[0];

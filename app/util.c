@@ -83,11 +83,22 @@ int interrupted(void)
     return caught;
 }
 
-int make_ctx(const settings *s, kvs_ctx **out)
+/* Warnings of the library, and with --verbose all that it says. */
+static void on_log(void *user, kvs_log_level level, const char *msg)
+{
+    const settings *s = user;
+    if (level <= KVS_LOG_WARN || s->verbose) {
+        note(s, "%s%s", level == KVS_LOG_WARN ? "warning: " : "", msg);
+    }
+}
+
+int make_ctx(settings *s, kvs_ctx **out)
 {
     kvs_ctx_opts o = KVS_CTX_OPTS_INIT;
     kvs_err err = {KVS_OK, 0, "", ""};
     o.n_threads = s->threads;
+    o.log = on_log;
+    o.log_user = s;
     o.max_bytes = (size_t)s->max_memory << 20;
     if (s->isa && strcmp(s->isa, "ref") == 0) {
         o.tiers_off = KVS_TIER_ALL;

@@ -40,7 +40,7 @@ void catch_signals(void);
 int interrupted(void); /* 0, EXIT_SIGINT or EXIT_SIGTERM */
 
 /* A context as the options say. */
-int make_ctx(const settings *s, kvs_ctx **out);
+int make_ctx(settings *s, kvs_ctx **out);
 /* Opens s->model. */
 int open_model(const settings *s, kvs_ctx *ctx, uint32_t flags, kvs_model **out);
 /* The plan of the options, with `kv` instead of s->kv where given. */

@@ -345,6 +345,14 @@ static kvs_status load_ends(kvs_model *m, kvs_err *err)
     if (st == KVS_OK && m->arch->parts & KVS__PART_ROPE_FREQS) {
         st = find_optional(m, "rope_freqs.weight", net->n_rot / 2, &net->ropes[0].factors, err);
     }
+    const float *factors = net->ropes[0].factors;
+    for (uint32_t i = 0; st == KVS_OK && factors && i < net->n_rot / 2; i++) {
+        if (!(factors[i] > 0.0f) || !isfinite(factors[i])) {
+            return kvs__fail(err, KVS_E_FORMAT, "engine",
+                             "element %u of rope_freqs.weight is %g, not a positive number", i,
+                             (double)factors[i]);
+        }
+    }
     return st;
 }
 

@@ -7,6 +7,8 @@
 
 #include <cmocka.h>
 
+#include <pthread.h>
+
 #include "kvstate/engine.h"
 #include "support/model_build.h"
 
@@ -377,6 +379,59 @@ static void test_planned_bytes(void **state)
     }
 }
 
+/* ---- one model, several contexts at once */
+
+typedef struct worker {
+    const kvs_model *model;
+    uint32_t threads;
+    float logits[VOCAB];
+    kvs_status status;
+} worker;
+
+static void *work(void *opaque)
+{
+    worker *w = opaque;
+    kvs_ctx *ctx = NULL;
+    kvs_session *s = NULL;
+    kvs_ctx_opts co = KVS_CTX_OPTS_INIT;
+    co.n_threads = w->threads;
+    w->status = kvs_ctx_new(&co, &ctx, NULL);
+    if (w->status == KVS_OK) {
+        w->status = kvs_session_new(ctx, w->model, NULL, &s, NULL);
+    }
+    if (w->status == KVS_OK) {
+        w->status = kvs_session_sync(s, tokens, N, NULL, NULL);
+    }
+    if (w->status == KVS_OK) {
+        memcpy(w->logits, kvs_session_logits(s), sizeof w->logits);
+    }
+    kvs_session_free(s);
+    kvs_ctx_free(ctx);
+    return NULL;
+}
+
+static void test_shared_model(void **state)
+{
+    (void)state;
+    kvs_ctx *ctx = NULL;
+    kvs_model *model = NULL;
+    pthread_t threads[3];
+    static worker w[3];
+    assert_int_equal(kvs_ctx_new(NULL, &ctx, NULL), KVS_OK);
+    assert_int_equal(kvs_model_open(ctx, gemma_path, NULL, &model, NULL), KVS_OK);
+    for (uint32_t i = 0; i < 3; i++) {
+        w[i] = (worker){.model = model, .threads = i + 1};
+        assert_int_equal(pthread_create(&threads[i], NULL, work, &w[i]), 0);
+    }
+    for (uint32_t i = 0; i < 3; i++) {
+        (void)pthread_join(threads[i], NULL);
+        assert_int_equal(w[i].status, KVS_OK);
+        assert_memory_equal(w[i].logits, w[0].logits, sizeof w[0].logits);
+    }
+    kvs_model_close(model);
+    kvs_ctx_free(ctx);
+}
+
 static int write_models(void **state)
 {
     (void)state;
@@ -407,7 +462,7 @@ int main(void)
         cmocka_unit_test(test_same_bits),     cmocka_unit_test(test_same_bits_with_limits),
         cmocka_unit_test(test_reuse),         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_cancel),        cmocka_unit_test(test_out_of_memory),
-        cmocka_unit_test(test_planned_bytes),
+        cmocka_unit_test(test_planned_bytes), cmocka_unit_test(test_shared_model),
     };
     return cmocka_run_group_tests(tests, write_models, remove_models);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* model.c: opens a model file and answers questions about it. Owns the mapping, the tokenizer and
+/* model_open.c: opens a model file and answers questions about it. Owns the mapping, the tokenizer and
  * the resolved network; how these are read is in net.c and token_gguf.c. */
 #include "kvstate/model.h"
 
