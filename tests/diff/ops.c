@@ -10,7 +10,7 @@
 
 #include "base/base.h"
 #include "base/half.h"
-#include "diff/model.h"
+#include "diff/naive.h"
 
 #define MAX_LAYERS 3
 #define MAX_VIEWS  2

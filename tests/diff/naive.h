@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* model.h: the naive model of one layer: every token as plain floats in one array, visibility as a
+/* naive.h: the naive model of one layer: every token as plain floats in one array, visibility as a
  * predicate, attention as loops over it. It shares with the library the codec functions (held
  * against MLX elsewhere) and the scalar exp, nothing of layouts, spans, masks or scheduling. */
 #ifndef KVS_TESTS_DIFF_MODEL_H

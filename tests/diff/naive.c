@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* model.c: see model.h. Slow and obvious on purpose. */
-#include "diff/model.h"
+/* naive.c: see model.h. Slow and obvious on purpose. */
+#include "diff/naive.h"
 
 #include <float.h>
 #include <math.h>
