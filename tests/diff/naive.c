@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* naive.c: see model.h. Slow and obvious on purpose. */
+/* naive.c: see naive.h. Slow and obvious on purpose. */
 #include "diff/naive.h"
 
 #include <float.h>
