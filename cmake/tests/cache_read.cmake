@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 # Attention reads in chosen shapes against the naive model, and against each other (tests/diff).
 if(CMOCKA_LIB AND NOT CMAKE_CROSSCOMPILING)
-  add_executable(test_cache_read tests/diff/test_cache_read.c tests/diff/model.c
+  add_executable(test_cache_read tests/diff/test_cache_read.c tests/diff/naive.c
     $<TARGET_OBJECTS:kvstate_objects>)
   target_include_directories(test_cache_read PRIVATE include src tests)
   target_compile_definitions(test_cache_read PRIVATE KVS_STATIC)

@@ -14,7 +14,7 @@
 #include <stdio.h>
 
 #include "base/half.h"
-#include "diff/model.h"
+#include "diff/naive.h"
 #include "support/cache_rig.h"
 
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))
