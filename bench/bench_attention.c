@@ -6,8 +6,8 @@
  * window  512 queries at depth T: FLOP/s against the FMA peak; tokens/s against dense bf16
  * block   8 queries at T = 8k against one
  * busy    decode with one other busy thread, against undisturbed
- *   bench_attention [--csv FILE] [--full] [decode|window|block|busy ...]
- * --full adds T = 128k and the reference tier. */
+ *   bench_attention [--csv FILE] [--full] [--threads=N] [decode|window|block|busy ...]
+ * --full adds T = 128k and the reference tier; --threads=N decode with 4, 8 ... N threads. */
 #include <stdatomic.h>
 
 #include "kvstate/kvstate.h"
@@ -267,8 +267,13 @@ int main(int argc, char **argv)
         return 2;
     }
     bool full = false;
+    uint32_t most = 2;
     for (int i = 1; i < argc; i++) {
         full = full || strcmp(argv[i], "--full") == 0;
+        if (strncmp(argv[i], "--threads=", 10) == 0) {
+            most = (uint32_t)strtoul(argv[i] + 10, NULL, 10);
+            most = most > 64 ? 64 : most;
+        }
     }
     kv_block = malloc((size_t)2 * BLOCK * HKV * DIM * sizeof(float));
     q = malloc((size_t)BLOCK * HQ * DIM * sizeof(float));
@@ -299,6 +304,9 @@ int main(int argc, char **argv)
                 block(off[i], threads);
             }
         }
+    }
+    for (uint32_t threads = 4; threads <= most && wanted(argc, argv, "decode"); threads *= 2) {
+        decode(0, threads, 32768);
     }
     if (wanted(argc, argv, "busy")) {
         busy(2);

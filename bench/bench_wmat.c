@@ -2,10 +2,11 @@
 /* bench_wmat: speed of weights x activations per weight type, tier, rows of x and threads.
  *
  * `decode`: a matrix of 96 MiB, read from DRAM once per pass, 1 .. 8 rows; value in G weights/s,
- * limit: what the read bandwidth of the same run allows (1 row), or the fma peak of the tier where
- * that is lower. `prefill`: matrices of a small model, 64 and 512 rows; value in GFLOP/s, limit: the
- * fma peak. `token`: the matrices of SmolLM2-135M once, 96 MB; value in ms, limit: read bandwidth.
- * Figures are medians of passes; bandwidth and peak are measured before each pass. CSV on stdout: bench,case,value,unit,limit,ratio.
+ * limit: what the read bandwidth of the same run allows, or the fma peak where that is lower.
+ * `prefill`: matrices of a small model, 64 and 512 rows; value in GFLOP/s, limit: the fma peak.
+ * `token`: the matrices of SmolLM2-135M once, 96 MB; value in ms, limit: bandwidth or fma peak.
+ * Figures are medians of passes; bandwidth and peak are measured before each pass. CSV on stdout:
+ * bench,case,value,unit,limit,ratio.
  *   bench_wmat [-c] [substring of case names]...
  * -c: CPU time of the process over its threads instead of wall time, for a machine with other work.
  */

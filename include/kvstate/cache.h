@@ -77,8 +77,8 @@ KVS_API kvs_status kvs_cache_plan(const kvs_cache_opts *opts, uint64_t n_tokens,
 KVS_API kvs_status kvs_cache_new(kvs_ctx *ctx, const kvs_cache_opts *opts, kvs_cache **out,
                                  kvs_err *err);
 KVS_API void kvs_cache_free(kvs_cache *cache); /* NULL is fine; views stay valid */
-/* Empties all layers and gives their memory back, except what reserve_tokens asked for (a segment
- * that a view pins goes with the view). */
+/* Empties all layers and gives their memory back, except what reserve_tokens asked for; where a
+ * view pins that, or a layer gave it up when it was converted, the next append takes it anew. */
 KVS_API kvs_status kvs_cache_clear(kvs_cache *cache, kvs_err *err);
 
 KVS_API uint32_t kvs_cache_n_layers(const kvs_cache *cache);

@@ -219,24 +219,49 @@ bool model_sees(const model *m, const kvs_attend *d, uint32_t query, int64_t key
            d->flags[i] && d->flags[query];
 }
 
-/* One token's K or V of one head as the query reads it. */
-static void value_at(const model *m, const kvs_attend *d, uint32_t query, int side, uint32_t head,
-                     int64_t pos, const float *block, float *out)
+/* One read. A head's tokens are kept once decoded:
+ * as dense (of a delayed layer) and as encoded, K and V. */
+typedef struct reading {
+    const model *m;
+    const kvs_attend *d;
+    const float *block[2];
+    int64_t end;
+    uint32_t head;
+    float *row[2][2]; /* [dense][side]: [end][dim] */
+    bool *have[2][2];
+} reading;
+
+static bool reads_dense(const reading *r, uint32_t query)
 {
-    bool in_block = d->mode == KVS_READ_BLOCK;
+    const model *m = r->m;
+    if (m->spec.dense_until == 0) {
+        return false;
+    }
+    return r->d->mode == KVS_READ_BLOCK ? !m->converted
+                                        : r->d->q_pos + query < (int64_t)m->spec.dense_until;
+}
+
+/* One token's K or V of the head as the query reads it. */
+static const float *value_at(reading *r, bool dense, int side, int64_t pos)
+{
+    const model *m = r->m;
     uint32_t dim = dim_of(m, side);
-    bool dense = m->spec.dense_until > 0 &&
-                 (in_block ? !m->converted : d->q_pos + query < (int64_t)m->spec.dense_until);
+    float *out = r->row[dense][side] + (size_t)pos * dim;
+    if (r->have[dense][side][pos]) {
+        return out;
+    }
     kvs_codec c = codec_of(m, side);
-    size_t row = ((size_t)pos * m->spec.n_kv_heads + head) * dim;
+    size_t row = ((size_t)pos * m->spec.n_kv_heads + r->head) * dim;
     const float *src = dense ? m->in[side] + row : m->raw[side] + row;
-    if (in_block && pos >= m->len) {
-        src = block + (((size_t)(pos - m->len)) * m->spec.n_kv_heads + head) * dim;
+    if (r->d->mode == KVS_READ_BLOCK && pos >= m->len) {
+        src = r->block[side] + (((size_t)(pos - m->len)) * m->spec.n_kv_heads + r->head) * dim;
     }
     if (dense) {
         c = (kvs_codec){0, 0, 0, m->spec.dense_dtype};
     }
     stored_value(m, &c, dim, src, out);
+    r->have[dense][side][pos] = true;
+    return out;
 }
 
 typedef struct total {
@@ -267,28 +292,27 @@ static float lane_sum(float *lane)
     return lane[0];
 }
 
-/* The visible tokens of one chunk for one query of one head; false if there are none. */
-static bool one_chunk(const model *m, const kvs_attend *d, uint32_t query, uint32_t head,
-                      const float *q, int64_t c0, int64_t end, const float *const block[2],
-                      total *out)
+/* The visible tokens of one chunk for one query of the head; false if there are none. */
+static bool one_chunk(reading *r, uint32_t query, const float *q, int64_t c0, total *out)
 {
+    const model *m = r->m;
+    bool dense = reads_dense(r, query);
     float s[256];
     bool seen[256] = {false};
-    float row[1024];
     bool any = false;
     out->m = -FLT_MAX;
-    for (int64_t p = c0; p < c0 + 256 && p < end; p++) {
-        if (!model_sees(m, d, query, p)) {
+    for (int64_t p = c0; p < c0 + 256 && p < r->end; p++) {
+        if (!model_sees(m, r->d, query, p)) {
             continue;
         }
         any = true;
         seen[p - c0] = true;
-        value_at(m, d, query, 0, head, p, block[0], row);
+        const float *row = value_at(r, dense, 0, p);
         float sum = 0.0f;
         for (uint32_t i = 0; i < m->spec.k_dim; i++) {
             sum = fmaf(q[i], row[i], sum);
         }
-        sum = d->softcap > 0.0f ? kvs__softcap(sum, d->softcap) : sum;
+        sum = r->d->softcap > 0.0f ? kvs__softcap(sum, r->d->softcap) : sum;
         s[p - c0] = sum;
         out->m = sum > out->m ? sum : out->m;
     }
@@ -300,7 +324,7 @@ static bool one_chunk(const model *m, const kvs_attend *d, uint32_t query, uint3
         }
         float p = kvs__exp(s[i] - out->m);
         lane[i % 16] += p;
-        value_at(m, d, query, 1, head, c0 + i, block[1], row);
+        const float *row = value_at(r, dense, 1, c0 + i);
         for (uint32_t e = 0; e < m->spec.v_dim; e++) {
             out->acc[e] = fmaf(p, row[e], out->acc[e]);
         }
@@ -309,14 +333,11 @@ static bool one_chunk(const model *m, const kvs_attend *d, uint32_t query, uint3
     return any;
 }
 
-static void attend_row(const model *m, const kvs_attend *d, uint32_t query, uint32_t q_head,
-                       const float *q_in, const float *const block[2], float *out)
+static void attend_row(reading *r, uint32_t query, uint32_t q_head, const float *q_in, float *out)
 {
-    uint32_t head = q_head / (d->n_q_heads / m->spec.n_kv_heads);
-    bool in_block = d->mode == KVS_READ_BLOCK;
-    bool dense = m->spec.dense_until > 0 &&
-                 (in_block ? !m->converted : d->q_pos + query < (int64_t)m->spec.dense_until);
-    int64_t end = m->len + (in_block ? (int64_t)d->n_queries : 0);
+    const model *m = r->m;
+    const kvs_attend *d = r->d;
+    bool dense = reads_dense(r, query);
     float q[1024];
     memcpy(q, q_in, m->spec.k_dim * sizeof *q);
     if (!dense && m->spec.k.bits && m->spec.k.rotate) {
@@ -327,9 +348,9 @@ static void attend_row(const model *m, const kvs_attend *d, uint32_t query, uint
     }
     total t = {.m = -FLT_MAX, .l = 0.0f};
     memset(t.acc, 0, sizeof t.acc);
-    for (int64_t c0 = 0; c0 < end; c0 += 256) {
+    for (int64_t c0 = 0; c0 < r->end; c0 += 256) {
         total c;
-        if (one_chunk(m, d, query, head, q, c0, end, block, &c)) {
+        if (one_chunk(r, query, q, c0, &c)) {
             join(&t, &c, m->spec.v_dim);
         }
     }
@@ -352,14 +373,34 @@ static void attend_row(const model *m, const kvs_attend *d, uint32_t query, uint
     }
 }
 
+static void attend_head(reading *r, const float *q, float *out)
+{
+    uint32_t rep = r->d->n_q_heads / r->m->spec.n_kv_heads;
+    for (uint32_t i = 0; i < r->d->n_queries; i++) {
+        for (uint32_t h = r->head * rep; h < (r->head + 1) * rep; h++) {
+            size_t row = (size_t)i * r->d->n_q_heads + h;
+            attend_row(r, i, h, q + row * r->m->spec.k_dim, out + row * r->m->spec.v_dim);
+        }
+    }
+}
+
 void model_attend(const model *m, const kvs_attend *d, const float *q, const float *block_k,
                   const float *block_v, float *out)
 {
-    const float *const block[2] = {block_k, block_v};
-    for (uint32_t i = 0; i < d->n_queries; i++) {
-        for (uint32_t h = 0; h < d->n_q_heads; h++) {
-            size_t r = (size_t)i * d->n_q_heads + h;
-            attend_row(m, d, i, h, q + r * m->spec.k_dim, block, out + r * m->spec.v_dim);
+    reading r = {.m = m, .d = d, .block = {block_k, block_v}};
+    r.end = m->len + (d->mode == KVS_READ_BLOCK ? (int64_t)d->n_queries : 0);
+    for (int i = 0; i < 4; i++) {
+        r.row[i / 2][i % 2] = xalloc((size_t)r.end * dim_of(m, i % 2));
+        r.have[i / 2][i % 2] = (bool *)xalloc((size_t)r.end);
+    }
+    for (r.head = 0; r.head < m->spec.n_kv_heads; r.head++) {
+        for (int i = 0; i < 4; i++) {
+            memset(r.have[i / 2][i % 2], 0, (size_t)r.end * sizeof(bool));
         }
+        attend_head(&r, q, out);
+    }
+    for (int i = 0; i < 4; i++) {
+        free(r.row[i / 2][i % 2]);
+        free(r.have[i / 2][i % 2]);
     }
 }

@@ -52,9 +52,7 @@ class Container:
 
     def add(self, name, kind, shape, data):
         shape = (tuple(shape) + (1, 1, 1))[:3]
-        head = struct.pack(
-            "<40sI3III", name.encode(), CODES[kind], *shape, zlib.crc32(data), 0
-        )
+        head = struct.pack("<40sI3III", name.encode(), CODES[kind], *shape, zlib.crc32(data), 0)
         self.parts += [head, data, b"\0" * (-len(data) % 8)]
 
     def array(self, name, kind, x, shape):
@@ -74,9 +72,7 @@ class Container:
 def splitmix(seed, n):
     """The first n outputs of splitmix64 started at `seed`."""
     with np.errstate(over="ignore"):
-        z = np.uint64(seed) + np.arange(1, n + 1, dtype=np.uint64) * np.uint64(
-            0x9E3779B97F4A7C15
-        )
+        z = np.uint64(seed) + np.arange(1, n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return z ^ (z >> np.uint64(31))
@@ -308,9 +304,7 @@ class Trace:
 
     def converted(self, cache):
         self.cache = cache
-        self.lines.append(
-            f"convert bits={cache.bits} group_size={cache.group_size} {self.state()}"
-        )
+        self.lines.append(f"convert bits={cache.bits} group_size={cache.group_size} {self.state()}")
 
     def convert(self, bits, group):
         self.converted(self.cache.to_quantized(group_size=group, bits=bits))

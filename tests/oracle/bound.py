@@ -3,10 +3,11 @@
 
 With u = 2^-24, weights w_j and output o, to first order an output element may be off by
     sum_j w_j e_j |v_j - o| + n u (sum_j w_j |v_j| + |o|),
-    e_j = (dim + 3) u |scale| sum_d |q_d k_jd| + (9 + 2 |s_j - max s|) u + extra u,
-n the longest path of additions; weights below e^-86.5, the least that the library's exp tells from
-0 (MLX's: e^-88), may be lost. Worst cases grow with n; errors that do not conspire grow with its
-root, so root-mean-square errors are held against the same form with roots and squares.
+    e_j = (dim + 3) u |scale| sum_d |q_d k_jd| + (c + d |s_j - max s|) u,
+c and d of the exp and of what else a weight goes through, n the longest path of additions. Weights
+below e^-86.5, the least that the library's exp tells from 0 (MLX's: e^-88), may be lost. Worst
+cases grow with n; errors that do not conspire grow with its root, so root-mean-square errors are
+held against the same form with roots and squares.
 """
 
 import numpy as np
@@ -32,13 +33,13 @@ def reference(q, k, v, scale, see, sinks=None):
     return np.einsum("hln,hnd->hld", w, v), w, far, a, v
 
 
-def judge(y, parts, extra, n_sum, dim):
+def judge(y, parts, fixed_u, slope, n_sum, dim):
     """(worst error / bound, rms error / expected rms) of y [H, L, D]."""
     o, w, far, a, v = parts
     worst = squares = 0.0
     for h in range(len(o)):
         away = w[h][:, :, None] * np.abs(v[h][None] - o[h][:, None])  # [L, N, D]
-        fixed = (3 * a[h] + 9 + 2 * far[h] + extra) * U
+        fixed = (3 * a[h] + fixed_u + slope * far[h]) * U
         e = dim * U * a[h] + fixed
         e2 = dim * (U * a[h]) ** 2 + fixed**2
         mag = w[h] @ np.abs(v[h])
@@ -55,11 +56,11 @@ def judge(y, parts, extra, n_sum, dim):
 
 
 def ours(tokens):
-    """(extra, n_sum) of the library: chunks of 256 tokens joined one after another."""
+    """(c, d, n) of the library: chunks of 256 tokens joined one after another."""
     joins = tokens / 256 + 2
-    return 16 * joins, min(tokens, 256) + 2 * joins
+    return 2 + 16 * joins, 1, min(tokens, 256) + 2 * joins
 
 
 def mlx(tokens):
     """Sums in index order."""
-    return 16, tokens
+    return 25, 2, tokens

@@ -16,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 import kvs
+import live_attention
 import live_codec
 import live_state
 
@@ -23,7 +24,9 @@ import live_state
 def recorded(golden):
     """The golden files are what these packages record."""
     script = pathlib.Path(golden) / "record_mlx.py"
-    run = subprocess.run([sys.executable, script, pathlib.Path(golden) / "mlx", "--check"], check=False)
+    run = subprocess.run(
+        [sys.executable, script, pathlib.Path(golden) / "mlx", "--check"], check=False
+    )
     return run.returncode == 0
 
 
@@ -44,8 +47,8 @@ def main():
     for i, (name, run, size) in enumerate(
         (
             ("codec", live_codec.run, (int(o.values),)),
-            ("attention", live_state.run_attention, (o.reads,)),
-            ("caches", live_state.run_caches, (o.caches, 40)),
+            ("attention", live_attention.run, (o.reads,)),
+            ("caches", live_state.run, (o.caches, 40)),
         )
     ):
         began = time.monotonic()

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""kvs_cache against live mlx-lm and mlx-optiq caches under random operations, and attention reads
-against a float64 reference and MLX's own.
+"""kvs_cache against live mlx-lm and mlx-optiq caches under random operations.
 
 The order in which a cache of the oracle hands out rows is learnt from a twin that is fed position
 numbers, so nothing of its index rules is repeated here: row c of what attention is given has to be
@@ -67,7 +66,9 @@ class Pair:
         }[self.sort]()
         self.twin = RotatingKVCache(self.size, self.keep) if ring else KVCache()
         quantised = self.sort in ("quant", "ringq")
-        codec = kvs.Codec(bits, 0, group, self.dtype) if quantised else kvs.Codec(0, 0, 0, self.dtype)
+        codec = (
+            kvs.Codec(bits, 0, group, self.dtype) if quantised else kvs.Codec(0, 0, 0, self.dtype)
+        )
         self.ours = [
             kvs.Cache(
                 ctx, self.heads, self.dims, (codec, codec), kvs.RING if ring else kvs.GROW,
@@ -97,7 +98,7 @@ class Pair:
         return x.reshape(self.batch, self.heads, n, dim)
 
     def rows(self, order):
-        """Exported planes of the positions in `order`, [side][plane] of [batch, heads, n, units]."""
+        """Exported planes of the positions, [side][plane] of [batch, heads, n, units]."""
         sides = [[], []]
         for cache in self.ours:
             oldest, end = max(cache.oldest(), 0), len(cache)
@@ -133,7 +134,11 @@ class Pair:
             return [], [], []
         if self.ring:
             order = t._temporal_order(t.keys)
-            return order[0, 0, :, 0].tolist(), c._temporal_order(c.keys), c._temporal_order(c.values)
+            return (
+                order[0, 0, :, 0].tolist(),
+                c._temporal_order(c.keys),
+                c._temporal_order(c.values),
+            )
         cut = lambda x: [p[..., : c.offset, :] for p in _list(x)]  # noqa: E731
         return list(range(c.offset)), cut(c.keys), cut(c.values)
 
@@ -155,7 +160,11 @@ class Pair:
         for b, cache in enumerate(self.ours):
             first = 0
             while first < n:  # as many appends as it pleases
-                m = n - first if self.rng.random() < 0.7 else int(self.rng.integers(1, n - first + 1))
+                m = (
+                    n - first
+                    if self.rng.random() < 0.7
+                    else int(self.rng.integers(1, n - first + 1))
+                )
                 part = [np.ascontiguousarray(x[b, :, first : first + m]) for x in (k, v)]
                 cache.append(*part, self.dtype)
                 first += m
@@ -202,7 +211,9 @@ class Pair:
                 ("ours", got, mine, bound.ours),
                 ("mlx", y[b], exact, bound.mlx),
             ):
-                parts = bound.reference(q[b].astype(np.float64), kv[0][b], kv[1][b], float(scale), see)
+                parts = bound.reference(
+                    q[b].astype(np.float64), kv[0][b], kv[1][b], float(scale), see
+                )
                 worst, rms = bound.judge(z, parts, *rule(len(order)), self.dims[0])
                 check(worst <= 1 and rms <= 1, f"attention, {who}: worst {worst} rms {rms}")
                 self.totals[f"worst {who}"] = max(self.totals[f"worst {who}"], worst)
@@ -233,11 +244,17 @@ class Pair:
         """The oracle refuses; where we do not, writing the same tokens again changes nothing."""
         c = self.ours[0]
         if not c.can_rewind(n):
-            check(n > self.block or n > len(c) or self.loaded, f"a rewind of {n} within the block is promised")
+            check(
+                n > self.block or n > len(c) or self.loaded,
+                f"a rewind of {n} within the block is promised",
+            )
             self.totals["refused by both"] += 1
             return
         self.totals["refused by the oracle alone"] += 1
-        end, dense = len(c), self.theirs.keys is not None and not isinstance(self.theirs.keys, tuple)
+        end, dense = (
+            len(c),
+            self.theirs.keys is not None and not isinstance(self.theirs.keys, tuple),
+        )
         order = list(range(max(c.oldest(), end - self.window), end))
         if not dense or c.codecs[0].bits or n == 0 or end - n < max(c.oldest(), 0):
             return
@@ -323,9 +340,18 @@ class Pair:
             self.convert()
 
 
-def run_caches(library, rng, caches, steps):
+def run(library, rng, caches, steps):
     patch_rotating_to_quantized()
-    keys = ["units", "states", "outputs", "masks", "conversions", "imports", "worst ours", "worst mlx"]
+    keys = [
+        "units",
+        "states",
+        "outputs",
+        "masks",
+        "conversions",
+        "imports",
+        "worst ours",
+        "worst mlx",
+    ]
     keys += ["rms ours", "rms mlx", "refused by both", "refused by the oracle alone"]
     totals = dict.fromkeys(keys, 0)
     ctx = kvs.Context(library)
@@ -340,91 +366,8 @@ def run_caches(library, rng, caches, steps):
             good = False
         pair.close()
     ctx.close()
-    shown = ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in totals.items())
+    shown = ", ".join(
+        f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in totals.items()
+    )
     print(f"caches: {caches} of {steps} operations: {shown}")
     return good and all(totals[k] > 0 for k in keys if "refused" not in k)
-
-
-def draw_qkv(rng, heads, kv_heads, n, rows, dim):
-    sharp = rng.choice([0.3, 1, 3])
-    q = (sharp * rng.standard_normal((heads, rows, dim))).astype(np.float32)
-    k, v = (rng.standard_normal((kv_heads, n, dim), np.float32) for _ in range(2))
-    if rng.random() < 0.3:
-        v += np.float32(rng.uniform(-4, 4))
-    return q, k, v
-
-
-def run_attention(library, rng, cases):
-    """Reads of every mode, against the float64 reference and mx.fast with the same mask."""
-    contexts = [kvs.Context(library, 0, 2), kvs.Context(library, kvs.TIER_ALL)]
-    worst = {"ours": [0.0, 0.0], "mlx": [0.0, 0.0]}
-    outputs, good = 0, True
-    for i in range(cases):
-        kv_heads, repeat = int(rng.integers(1, 4)), int(rng.integers(1, 5))
-        heads, dim = kv_heads * repeat, int(rng.choice([32, 64, 128]))
-        n = int(rng.choice([1, 2, 15, 16, 17, 255, 256, 257, 513, rng.integers(1, 700)]))
-        rows = int(rng.integers(1, min(n, 9) + 1))
-        mode = int(rng.integers(0, 3))
-        bits = int(rng.choice([0, 2, 3, 4, 5, 6, 8]))
-        scale = float(np.float32(rng.uniform(0.5, 1.5) * dim**-0.5))
-        window = int(rng.integers(1, n + 2)) if rng.random() < 0.5 else 0
-        n_sinks = int(rng.integers(0, 5)) if window else 0
-        q, k, v = draw_qkv(rng, heads, kv_heads, n + rows, rows, dim)
-        ctx = contexts[int(rng.random() < 0.2)]
-        codec = kvs.Codec(bits, 0, 32, kvs.F32) if bits else kvs.Codec(0, 0, 0, kvs.F32)
-        cache = kvs.Cache(ctx, kv_heads, (dim, dim), (codec, codec), kvs.GROW, window, n_sinks)
-        cache.append(*(np.ascontiguousarray(x[:, :n]) for x in (k, v)), kvs.F32)
-        total = n + rows if mode == kvs.BLOCK else n
-        block = (*(np.ascontiguousarray(x[:, n:]) for x in (k, v)), kvs.F32)
-        if bits:
-            k, v = (
-                ctx.decode(ctx.encode(x.reshape(-1, dim), kvs.F32, codec, dim), codec, dim, True)
-                .reshape(x.shape)
-                for x in (k, v)
-            )  # fmt: skip
-        k, v = (np.ascontiguousarray(x[:, :total]) for x in (k, v))
-        query = np.arange(n - rows, n)[:, None]
-        key = np.arange(total)[None]
-        flags = None
-        if mode == kvs.BLOCK:
-            see = np.broadcast_to((key > n - window) | (window == 0) | (key < n_sinks), (rows, total))
-        else:
-            see = (key <= query) & ((window == 0) | (key > query - window) | (key < n_sinks))
-        if mode == kvs.BIDIRECTIONAL:
-            flags = rng.integers(0, 2, rows).astype(np.uint8)
-            new = np.concatenate([np.zeros(n - rows, bool), flags.astype(bool)])
-            see = see | (flags.astype(bool)[:, None] & new[None])
-        logits = rng.standard_normal(heads).astype(np.float32) if rng.random() < 0.3 else None
-        try:
-            y = cache.attend(q, kvs.F32, scale, mode, logits, flags, block if mode == kvs.BLOCK else None)
-        except kvs.Refused as e:
-            print(f"read {i}: {e}")
-            good = False
-            cache.close()
-            continue
-        z = mx.fast.scaled_dot_product_attention(
-            mx.array(q)[None], mx.array(k)[None], mx.array(v)[None], scale=scale,
-            mask=mx.array(np.ascontiguousarray(see)), sinks=None if logits is None else mx.array(logits),
-        )  # fmt: skip
-        exact = bound.reference(
-            *(x.astype(np.float64) for x in (q, k, v)), scale, see,
-            None if logits is None else logits.astype(np.float64),
-        )  # fmt: skip
-        for who, got, rule in (("ours", y, bound.ours), ("mlx", np.array(z)[0], bound.mlx)):
-            w, r = bound.judge(got, exact, *rule(total), dim)
-            worst[who] = [max(a, b) for a, b in zip(worst[who], (w, r))]
-            if not (w <= 1 and r <= 1):
-                print(
-                    f"read {i}, {who}: worst {w:.3g}, rms {r:.3g}: heads {heads}/{kv_heads} dim {dim} "
-                    f"tokens {n} rows {rows} mode {mode} bits {bits} window {window} sinks {n_sinks}"
-                )
-                good = False
-        outputs += y.size
-        cache.close()
-    for ctx in contexts:
-        ctx.close()
-    print(
-        f"attention: {outputs} outputs of {cases} reads; error / bound at worst, rms / expected: "
-        + ", ".join(f"{who} {w:.3f} {r:.3f}" for who, (w, r) in worst.items())
-    )
-    return good and outputs > 0
