@@ -180,10 +180,11 @@ static visible seen_by(const job *j, uint32_t query)
     return v;
 }
 
-bool kvs__attend_covered(const kvs__store *s, int64_t first_query)
+bool kvs__attend_covered(const kvs__store *s, int64_t first_query, int64_t end)
 {
-    int64_t need = window_begin(s, first_query);
-    return need >= s->lo || s->lo <= (int64_t)s->sinks;
+    /* of [need, end), the sinks and what lies from lo on are there */
+    int64_t need = max64(window_begin(s, first_query), (int64_t)s->sinks);
+    return need >= min64(s->lo, end);
 }
 
 static uint64_t locate(const job *j, int64_t pos, uint64_t most, const kvs__seg **seg,
