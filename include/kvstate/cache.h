@@ -44,11 +44,12 @@ typedef struct kvs_layer_spec {
      * converted and the dense copy dropped at the next append. 0: codecs from the first token. */
     uint32_t dense_until;
     kvs_dtype dense_dtype;
+    uint32_t reserved; /* 0; leaves no padding for a later field to inherit */
 } kvs_layer_spec;
 #define KVS_LAYER_SPEC_INIT                                                                        \
     {                                                                                              \
         sizeof(kvs_layer_spec), 0, 0, 0, KVS_CODEC_DENSE(KVS_F16), KVS_CODEC_DENSE(KVS_F16),       \
-            KVS_LAYOUT_GROW, 0, 0, 0, 0, KVS_F16                                                   \
+            KVS_LAYOUT_GROW, 0, 0, 0, 0, KVS_F16, 0                                                \
     }
 
 typedef struct kvs_cache_opts {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* model_open.c: opens a model file and answers questions about it. Owns the mapping, the tokenizer and
- * the resolved network; how these are read is in net.c and token_gguf.c. */
+/* model_open.c: opens a model file and answers questions about it. Owns the mapping, the tokenizer
+ * and the resolved network; how these are read is in net.c and token_gguf.c. */
 #include "kvstate/model.h"
 
 #include <inttypes.h>
@@ -82,12 +82,9 @@ static kvs_status find_arch(kvs_model *m, uint32_t flags, kvs_err *err)
     return KVS_OK;
 }
 
-static kvs_status load(kvs_model *m, const char *path, uint32_t flags, kvs_err *err)
+static kvs_status load(kvs_model *m, uint32_t flags, kvs_err *err)
 {
-    kvs_status st = kvs__gguf_open(m->ctx, path, &m->gguf, err);
-    if (st == KVS_OK) {
-        st = find_arch(m, flags, err);
-    }
+    kvs_status st = find_arch(m, flags, err);
     if (st == KVS_OK && m->arch) {
         st = kvs__net_load(m, err);
     }
@@ -99,6 +96,27 @@ static kvs_status load(kvs_model *m, const char *path, uint32_t flags, kvs_err *
         }
     }
     return st == KVS_OK ? check_vocab(m, err) : st;
+}
+
+kvs_status kvs__model_open_gguf(kvs_ctx *ctx, kvs__gguf *g, uint32_t flags, kvs_model **out,
+                                kvs_err *err)
+{
+    kvs_model *m = kvs__calloc(ctx, 1, sizeof *m);
+    if (!m) {
+        kvs__gguf_close(g);
+        return kvs__nomem(err, "engine", sizeof *m);
+    }
+    m->ctx = ctx;
+    m->gguf = g;
+    m->info = (kvs_model_info)KVS_MODEL_INFO_INIT;
+    kvs_status st = load(m, flags, err);
+    if (st != KVS_OK) {
+        kvs_model_close(m);
+        return st;
+    }
+    fill_info(m);
+    *out = m;
+    return KVS_OK;
 }
 
 kvs_status kvs_model_open(kvs_ctx *ctx, const char *path, const kvs_model_opts *opts,
@@ -118,20 +136,9 @@ kvs_status kvs_model_open(kvs_ctx *ctx, const char *path, const kvs_model_opts *
     if (o.flags & ~(uint32_t)KVS_MODEL_INSPECT || o.reserved) {
         return kvs__fail(err, KVS_E_INVAL, "engine", "flags 0x%x of kvs_model_opts", o.flags);
     }
-    kvs_model *m = kvs__calloc(ctx, 1, sizeof *m);
-    if (!m) {
-        return kvs__nomem(err, "engine", sizeof *m);
-    }
-    m->ctx = ctx;
-    m->info = (kvs_model_info)KVS_MODEL_INFO_INIT;
-    kvs_status st = load(m, path, o.flags, err);
-    if (st != KVS_OK) {
-        kvs_model_close(m);
-        return st;
-    }
-    fill_info(m);
-    *out = m;
-    return KVS_OK;
+    kvs__gguf *g = NULL;
+    kvs_status st = kvs__gguf_open(ctx, path, &g, err);
+    return st == KVS_OK ? kvs__model_open_gguf(ctx, g, o.flags, out, err) : st;
 }
 
 void kvs_model_close(kvs_model *m)

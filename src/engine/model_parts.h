@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* model_parts.h: the part of opening a model that net.c does. */
+/* model_parts.h: the steps of opening a model. */
 #ifndef KVS_ENGINE_MODEL_PARTS_H
 #define KVS_ENGINE_MODEL_PARTS_H
 
@@ -8,5 +8,9 @@
 /* net.c: fills m->net from m->gguf and m->arch. After a failure kvs__net_free cleans up. */
 kvs_status kvs__net_load(kvs_model *m, kvs_err *err);
 void kvs__net_free(kvs_model *m);
+
+/* model_open.c: kvs_model_open over an open file, which it takes over even when it fails. */
+kvs_status kvs__model_open_gguf(kvs_ctx *ctx, kvs__gguf *g, uint32_t flags, kvs_model **out,
+                                kvs_err *err);
 
 #endif

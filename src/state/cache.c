@@ -50,6 +50,10 @@ static kvs_status check_side(const kvs_codec *codec, uint32_t dim, const char *s
 static kvs_status check_spec(const kvs_layer_spec *s, uint32_t i, kvs_err *err)
 {
     kvs_status st = check_layer_shape(s, i, err);
+    if (st == KVS_OK && s->reserved != 0) {
+        st = kvs__fail(err, KVS_E_UNSUPPORTED, "state", "layer %u: reserved is %u, not 0", i,
+                       s->reserved);
+    }
     st = st == KVS_OK ? check_side(&s->k, s->k_dim, "K", i, err) : st;
     st = st == KVS_OK ? check_side(&s->v, s->v_dim, "V", i, err) : st;
     if (st == KVS_OK && s->dense_until > 0) {

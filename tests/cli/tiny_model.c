@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* tiny_model.c: writes a model for the tests of the program: tiny_model ARCH FILE. */
+/* tiny_model.c: writes a model for the tests of the program: tiny_model ARCH FILE. With a third
+ * argument it is a minimal one, a seed for tests/fuzz/fuzz_model.c, with all optional tensors. */
 #include "support/model_build.h"
 
 int main(int argc, char **argv)
 {
-    if (argc != 3) {
+    if (argc < 3) {
         (void)fprintf(stderr, "usage: tiny_model ARCH FILE\n");
         return 2;
     }
@@ -13,6 +14,18 @@ int main(int argc, char **argv)
     t.arch = argv[1];
     t.chat = 1;
     t.n_vocab = TINY_CHAT_VOCAB;
+    if (argc > 3) {
+        t.chat = 0;
+        t.n_vocab = 7;
+        t.n_layers = 1;
+        t.d_model = 16;
+        t.d_ff = 8;
+        t.n_heads = 2;
+        t.n_kv_heads = 1;
+        t.window = 4;
+        t.type = KVS__W_BF16;
+        t.untied = t.bias = t.rope_freqs = argv[1][0] == 'l';
+    }
     tiny_build(&b, &t);
     FILE *f = fopen(argv[2], "wb");
     int ok = f && fwrite(b.p, 1, b.n, f) == b.n;
