@@ -7,6 +7,7 @@
 #   make test                          everything, about half an hour from nothing on two CPUs
 #   make quick                         the quick tests, under a minute
 #   make bench B=NAME [CSV=FILE]       one bench; lines are appended to FILE
+#              B=model [PEER=DIR]      also llama.cpp; bench/peer_llamacpp.sh builds it
 #   make install [PREFIX=] [DESTDIR=]
 #   make format | lint | symbols | clean
 PREFIX  ?= /usr/local
@@ -15,6 +16,7 @@ MODEL   ?=
 PROMPT  ?= Write one sentence about memory.
 B       ?=
 CSV     ?=
+PEER    ?=
 JOBS    ?= $(shell nproc 2>/dev/null || echo 2)
 FETCH   ?= 1
 export PROMPT
@@ -47,7 +49,7 @@ bench:
 	@test -n "$(B)" || { echo "bench: name one: make bench B=NAME [CSV=FILE]; there are:"; \
 		ls bench | sed -n 's/^bench_\(.*\)\.c$$/  \1/p'; exit 2; }
 	@$(MAKE) --no-print-directory all
-	@build/release/bench_$(B) $(if $(CSV),--csv "$(CSV)")
+	@build/release/bench_$(B) $(if $(CSV),--csv "$(CSV)") $(if $(PEER),--peer "$(PEER)")
 
 install: all
 	@DESTDIR="$(DESTDIR)" cmake --install build/release --prefix "$(PREFIX)"

@@ -160,9 +160,10 @@ INLINE vi vi_add(vi a, vi b)
     return _mm512_add_epi32(a, b);
 }
 
-INLINE vi vi_sub(vi a, vi b)
+/* a > b ? a : b; b where either is NaN or they are equal. */
+INLINE vf vf_greater(vf a, vf b)
 {
-    return _mm512_sub_epi32(a, b);
+    return _mm512_max_ps(a, b);
 }
 
 INLINE vm vm_lt(vf a, vf b)

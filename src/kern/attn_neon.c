@@ -152,9 +152,10 @@ INLINE vi vi_add(vi a, vi b)
     return vaddq_u32(a, b);
 }
 
-INLINE vi vi_sub(vi a, vi b)
+/* a > b ? a : b; b where either is NaN or they are equal. */
+INLINE vf vf_greater(vf a, vf b)
 {
-    return vsubq_u32(a, b);
+    return vbslq_f32(vcgtq_f32(a, b), a, b);
 }
 
 INLINE vm vm_lt(vf a, vf b)

@@ -342,7 +342,8 @@ static void pv(float *acc, size_t lda, const float *p, size_t ldp, size_t rows, 
 
 /* -- softmax. */
 
-INLINE vf exp_vec(vf x)
+/* exp without its upper clamp, for x <= 0 and NaN. The magic number's bits vanish in the shift. */
+INLINE vf exp_vec_low(vf x)
 {
     vf t = vf_fma(x, vf_set(KVS__EXP_LOG2E), vf_set(KVS__EXP_MAGIC));
     vf n = vf_sub(t, vf_set(KVS__EXP_MAGIC));
@@ -354,11 +355,14 @@ INLINE vf exp_vec(vf x)
     p = vf_fma(p, r, vf_set(KVS__EXP_C4));
     p = vf_fma(p, r, vf_set(KVS__EXP_C5));
     vf y = vf_add(vf_fma(p, vf_mul(r, r), r), vf_set(1.0f));
-    vi shift = vi_sll(vi_sub(vi_from_bits(t), vi_set(KVS__EXP_MAGIC_BITS)), 23);
-    y = vf_from_bits(vi_add(vi_from_bits(y), shift));
+    y = vf_from_bits(vi_add(vi_from_bits(y), vi_sll(vi_from_bits(t), 23)));
     y = vf_sel(vm_lt(x, vf_set(KVS__EXP_LO)), vf_set(0.0f), y);
-    y = vf_sel(vm_lt(vf_set(KVS__EXP_HI), x), vf_set(HUGE_VALF), y);
     return vf_sel(vm_nan(x), vf_set(kvs__f32_bits(KVS__NAN_BITS)), y);
+}
+
+INLINE vf exp_vec(vf x)
+{
+    return vf_sel(vm_lt(vf_set(KVS__EXP_HI), x), vf_set(HUGE_VALF), exp_vec_low(x));
 }
 
 INLINE vf softcap_vec(vf s, float cap)
@@ -377,6 +381,12 @@ static float row_top(float *s, size_t n_tiles, const uint16_t *mask, float softc
         top[c] = vf_set(-FLT_MAX);
     }
     for (size_t t = 0; t < n_tiles; t++) {
+        if (mask[t] == 0xffffu && !(softcap > 0.0f)) {
+            EACH (c, TILE_VECS) {
+                top[c] = vf_greater(vf_ld(s + t * KVS__TILE + c * VW), top[c]);
+            }
+            continue;
+        }
         EACH (c, TILE_VECS) {
             float *at = s + t * KVS__TILE + c * VW;
             vf x = vf_ld(at);
@@ -386,7 +396,7 @@ static float row_top(float *s, size_t n_tiles, const uint16_t *mask, float softc
                 vf_st(at, x);
             }
             x = vf_sel(visible, x, vf_set(-FLT_MAX));
-            top[c] = vf_sel(vm_lt(top[c], x), x, top[c]);
+            top[c] = vf_greater(x, top[c]);
         }
     }
     float lane[KVS__TILE];
@@ -412,11 +422,20 @@ static float row_exp(float *s, size_t n_tiles, const uint16_t *mask, float top)
     EACH (c, TILE_VECS) {
         sum[c] = vf_set(0.0f);
     }
-    vf m = vf_set(top);
+    vf m = vf_set(top); /* no visible score is above it */
     for (size_t t = 0; t < n_tiles; t++) {
+        if (mask[t] == 0xffffu) {
+            EACH (c, TILE_VECS) {
+                float *at = s + t * KVS__TILE + c * VW;
+                vf p = exp_vec_low(vf_sub(vf_ld(at), m));
+                vf_st(at, p);
+                sum[c] = vf_add(sum[c], p);
+            }
+            continue;
+        }
         EACH (c, TILE_VECS) {
             float *at = s + t * KVS__TILE + c * VW;
-            vf p = exp_vec(vf_sub(vf_ld(at), m));
+            vf p = exp_vec_low(vf_sub(vf_ld(at), m));
             p = vf_sel(vm_bits((uint32_t)mask[t] >> (c * VW)), p, vf_set(0.0f));
             vf_st(at, p);
             sum[c] = vf_add(sum[c], p);

@@ -178,9 +178,9 @@ static uint32_t dense_queries(const kvs__layer *l, const kvs_attend *d)
     return n < (int64_t)d->n_queries ? (uint32_t)n : d->n_queries;
 }
 
-static kvs_status check_cover(const kvs__store *s, int64_t first, kvs_err *err)
+static kvs_status check_cover(const kvs__store *s, int64_t first, int64_t end, kvs_err *err)
 {
-    if (kvs__attend_covered(s, first)) {
+    if (kvs__attend_covered(s, first, end)) {
         return KVS_OK;
     }
     return kvs__fail(err, KVS_E_RANGE, "state",
@@ -203,7 +203,7 @@ static kvs_status attend_block(kvs_ctx *ctx, const kvs__layer *l, const kvs_atte
                          kv.n_tokens, d->n_queries);
     }
     const kvs__store *s = kvs__layer_store(l);
-    st = check_cover(s, s->len, err);
+    st = check_cover(s, s->len, s->len, err);
     kvs__store tail;
     st = st == KVS_OK ? kvs__store_tail(ctx, s, kv.n_tokens, &tail, err) : st;
     if (st != KVS_OK) {
@@ -253,10 +253,10 @@ kvs_status kvs__layer_attend(kvs_ctx *ctx, const kvs__layer *l, const kvs_attend
                              "%u was dropped",
                              (long long)d.q_pos, l->spec.dense_until);
         }
-        st = check_cover(&l->early, d.q_pos, err);
+        st = check_cover(&l->early, d.q_pos, d.q_pos + (int64_t)dense, err);
     }
     if (st == KVS_OK && dense < d.n_queries) {
-        st = check_cover(&l->main, d.q_pos + (int64_t)dense, err);
+        st = check_cover(&l->main, d.q_pos + (int64_t)dense, d.q_pos + (int64_t)d.n_queries, err);
     }
     if (st != KVS_OK) {
         return st;

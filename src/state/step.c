@@ -23,7 +23,7 @@ static kvs_status find(const kvs_cache *c, uint32_t layer, kvs__layer **out, kvs
                          (long long)len);
     }
     const kvs__store *s = kvs__layer_store(*out);
-    if (!kvs__attend_covered(s, len)) { /* after an import past a gap */
+    if (!kvs__attend_covered(s, len, len)) { /* after an import past a gap */
         return kvs__fail(err, KVS_E_RANGE, "state",
                          "layer %u: the window of a step to position %lld reaches below %lld, the "
                          "oldest position stored",

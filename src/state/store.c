@@ -330,16 +330,7 @@ bool kvs__store_can_rewind(const kvs__store *s, int64_t len)
     if (len < 0 || len > s->len) {
         return false;
     }
-    if (len == 0) {
-        return true;
-    }
-    /* The next query, at `len`, sees positions above len - window. */
-    int64_t need = s->window ? len - (int64_t)s->window + 1 : 0;
-    if (need < 0) {
-        need = 0;
-    }
-    /* Below lo only sinks are left: fine if nothing but sinks lies between need and lo. */
-    return need >= s->lo || s->lo <= (int64_t)s->sinks;
+    return len == 0 || kvs__attend_covered(s, len, len);
 }
 
 void kvs__store_rewind(kvs__store *s, int64_t len)

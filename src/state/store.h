@@ -157,7 +157,7 @@ kvs_status kvs__attend_check(const kvs__fmt *fmt, const kvs_attend *desc, kvs_er
  * block, holds the positions from tail->lo on and is not part of the store; else NULL. */
 void kvs__attend_run(kvs_ctx *ctx, const kvs__store *s, const kvs__store *tail,
                      const kvs_attend *desc, uint32_t q_begin, uint32_t q_end);
-/* Is every position that a query at first_query, or a later one, may see still stored? */
-bool kvs__attend_covered(const kvs__store *s, int64_t first_query);
+/* Is every position below `end` that a query at first_query, or a later one, sees still stored? */
+bool kvs__attend_covered(const kvs__store *s, int64_t first_query, int64_t end);
 
 #endif

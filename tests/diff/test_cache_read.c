@@ -465,6 +465,123 @@ static void test_odd_tokens(void **state)
     kvs_ctx_free(ctx);
 }
 
+/* Groups with NaN and infinities are stored as kvs_codec_encode says, scales included. */
+static void test_odd_groups(void **state)
+{
+    (void)state;
+    kvs_ctx *ctx = rig_ctx(1, 0);
+    static const char *const codecs[] = {"affine4:32", "affine2:32/bf16", "affine8:32/f32"};
+    for (size_t i = 0; i < COUNT(codecs) * COUNT(odd_bits); i++) {
+        const char *codec = codecs[i % COUNT(codecs)];
+        kvs_layer_spec s = rig_spec(1, 64, 64, codec, codec);
+        float x[4][64];
+        for (size_t e = 0; e < 4 * 64; e++) { /* one group odd in one element, one in all */
+            bool odd = e == 70 || e / 32 == 4;
+            x[e / 64][e % 64] = odd ? kvs__f32_bits(odd_bits[i / COUNT(codecs)]) : rig_value(6, e);
+        }
+        x[3][5] = INFINITY;
+        x[3][7] = -INFINITY;
+        kvs_kv kv = KVS_KV_INIT;
+        kv.n_tokens = 4;
+        kv.k = x;
+        kv.v = x;
+        kvs_cache *c = rig_cache(ctx, &s, 1, 0);
+        rig_must(kvs_cache_append(c, 0, &kv, NULL));
+        kvs_planes want;
+        size_t bytes = 0;
+        void *base = rig_planes(&s, 0, 4, &want, &bytes);
+        rig_must(
+            kvs_codec_encode(ctx, &s.k, 64, 4, x, KVS_F32, want.k[0], want.k[1], want.k[2], NULL));
+        rig_must(
+            kvs_codec_encode(ctx, &s.v, 64, 4, x, KVS_F32, want.v[0], want.v[1], want.v[2], NULL));
+        size_t got_bytes = 0;
+        void *got = rig_export(c, 0, 0, 4, &got_bytes);
+        assert_int_equal(got_bytes, bytes);
+        assert_memory_equal(got, base, bytes);
+        free(got);
+        free(base);
+        kvs_cache_free(c);
+    }
+    kvs_ctx_free(ctx);
+}
+
+/* -- what few tests reach: image tokens across chunks, many waves of partial results */
+
+static void check_image(kvs_ctx *ctx, uint32_t n, uint32_t queries, uint32_t rep, int64_t q_pos,
+                        uint32_t window)
+{
+    kvs_layer_spec s = rig_spec(1, 16, 16, "f16", "f16");
+    s.window = window;
+    kvs_cache *c = rig_cache(ctx, &s, 1, 0);
+    rig_fill(c, 0, n, n, 1);
+    model m;
+    model_init(&m, ctx, &s);
+    float *k = rig_rows(2, 0, n, 16);
+    float *v = rig_rows(3, 0, n, 16);
+    model_append(&m, n, k, v);
+    float *q = NULL;
+    float *got = NULL;
+    kvs_attend d = rig_query(&s, queries, rep, q_pos, &q, &got);
+    float *want = rig_alloc((size_t)queries * rep * 16 * sizeof *want);
+    uint8_t *flags = rig_alloc(queries);
+    d.mode = KVS_READ_BIDIRECTIONAL;
+    d.flags = flags;
+    for (uint32_t kind = 0; kind < 3; kind++) { /* all, every third, none */
+        for (uint32_t i = 0; i < queries; i++) {
+            flags[i] = (uint8_t)(kind == 0 || (kind == 1 && i % 3 == 0));
+        }
+        rig_must(kvs_cache_attend(c, 0, &d, NULL));
+        model_attend(&m, &d, q, NULL, NULL, want);
+        compare(got, want, (size_t)queries * rep * 16, "image", kind);
+    }
+    free(flags);
+    free(want);
+    free(got);
+    free(q);
+    free(v);
+    free(k);
+    model_free(&m);
+    kvs_cache_free(c);
+}
+
+static void test_images_across_chunks(void **state)
+{
+    (void)state;
+    kvs_ctx *ctx = rig_ctx(2, 0);
+    check_image(ctx, 300, 12, 1, 250, 0);
+    check_image(ctx, 300, 12, 2, 250, 4);
+    check_image(ctx, 300, 60, 2, 220, 0); /* two blocks of rows, the second sees a chunk more */
+    check_image(ctx, 300, 60, 3, 230, 7);
+    check_image(ctx, 40, 40, 1, 0, 3);
+    kvs_ctx_free(ctx);
+}
+
+/* 64 rows of 1024 elements: three chunks' partial results fill the scratch. */
+static void test_waves(void **state)
+{
+    (void)state;
+    static const uint32_t lengths[] = {1536, 1300, 768, 600};
+    for (size_t i = 0; i < COUNT(lengths); i++) {
+        kvs_layer_spec s = rig_spec(1, 16, 1024, "f32", "f16");
+        float *want = NULL;
+        for (uint32_t threads = 1; threads <= 3; threads++) {
+            kvs_ctx *ctx = rig_ctx(threads, 0);
+            kvs_cache *c = rig_cache(ctx, &s, 1, 0);
+            rig_fill(c, 0, lengths[i], 300, 1);
+            float *got = rig_read(c, 0, 1, 64);
+            if (want) {
+                compare(got, want, (size_t)64 * 1024, "waves", threads);
+                free(got);
+            } else {
+                want = got;
+            }
+            kvs_cache_free(c);
+            kvs_ctx_free(ctx);
+        }
+        free(want);
+    }
+}
+
 /* Taken back and written over, a token leaves no trace, whatever it was. */
 static void test_rewound_nan(void **state)
 {
@@ -497,6 +614,8 @@ int main(void)
         cmocka_unit_test(test_shapes),       cmocka_unit_test(test_poison),
         cmocka_unit_test(test_ring_is_grow), cmocka_unit_test(test_strides_and_dtypes),
         cmocka_unit_test(test_odd_tokens),   cmocka_unit_test(test_rewound_nan),
+        cmocka_unit_test(test_odd_groups),   cmocka_unit_test(test_images_across_chunks),
+        cmocka_unit_test(test_waves),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -162,6 +162,50 @@ static void test_bytes_of_rows(void **state)
     }
 }
 
+/* Capacities whose bytes are a multiple of 2^64, one factor at a time: the row, the heads, the sum
+ * of the planes. */
+static void test_sizes_that_wrap(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t heads;
+        uint64_t tokens;
+    } cases[] = {{1, (uint64_t)1 << 58}, {4, (uint64_t)1 << 56}, {2, (uint64_t)1 << 56}};
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        kvs_layer_spec s = rig_spec(cases[i].heads, 16, 16, "f32", "f32");
+        kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
+        size_t sum = 0;
+        o.n_layers = 1;
+        o.layers = &s;
+        o.reserve_tokens = cases[i].tokens;
+        assert_int_equal(kvs_cache_plan(&o, 0, &sum, NULL, NULL), KVS_E_RANGE);
+        kvs_ctx *ctx = rig_ctx(1, 0);
+        kvs_cache *c = NULL;
+        assert_int_equal(kvs_cache_new(ctx, &o, &c, NULL), KVS_E_RANGE);
+        kvs_ctx_free(ctx);
+    }
+}
+
+/* Each segment is half as large again as all before it: few of them, and little held in vain. */
+static void test_ladder(void **state)
+{
+    (void)state;
+    static const uint32_t ends[] = {256, 512, 768, 1280, 2048, 3072, 4608};
+    kvs_ctx *ctx = rig_ctx(1, 0);
+    kvs_layer_spec s = rig_spec(1, 16, 16, "f16", "f16");
+    kvs_cache *c = rig_cache(ctx, &s, 1, 0);
+    for (uint32_t i = 0; i < COUNT(ends); i++) {
+        rig_fill(c, 0, ends[i] - (uint32_t)kvs_cache_length(c, 0), 512, 1);
+        kvs_span span[16];
+        uint32_t n = 0;
+        rig_must(kvs_cache_spans(c, 0, 0, ends[i], span, 16, &n, NULL));
+        assert_int_equal(n, i + 1);
+        assert_int_equal(span[i].first_pos + (int64_t)span[i].n_tokens, ends[i]);
+    }
+    kvs_cache_free(c);
+    kvs_ctx_free(ctx);
+}
+
 /* A cleared cache is as good as new, and so is one that was rewound to nothing. */
 static void test_clear(void **state)
 {
@@ -394,6 +438,57 @@ static void test_spans(void **state)
     kvs_ctx_free(ctx);
 }
 
+static void *ones_alloc(void *user, size_t bytes, size_t align)
+{
+    (void)user;
+    size_t n = (bytes + align - 1) / align * align;
+    void *p = aligned_alloc(align, n ? n : align);
+    if (p) {
+        memset(p, 0xff, n);
+    }
+    return p;
+}
+
+static void ones_free(void *user, void *p, size_t bytes)
+{
+    (void)user;
+    (void)bytes;
+    free(p);
+}
+
+/* The lanes of a K tile that hold no token yet are zeros: a kernel that works on the whole tile meets
+ * neither NaN nor another's bytes. */
+static void test_empty_lanes(void **state)
+{
+    (void)state;
+    kvs_ctx_opts o = KVS_CTX_OPTS_INIT;
+    kvs_ctx *ctx = NULL;
+    o.alloc = ones_alloc;
+    o.free = ones_free;
+    o.n_threads = 1;
+    rig_must(kvs_ctx_new(&o, &ctx, NULL));
+    for (size_t i = 0; i < 2 * COUNT(codecs); i++) {
+        kvs_layer_spec s = rig_spec(2, 128, 128, codecs[i / 2], "f16");
+        s = i % 2 ? rig_ring(s, 40, 5, 21) : s;
+        kvs_cache *c = rig_cache(ctx, &s, 1, 0);
+        rig_fill(c, 0, 21, 21, 1);
+        kvs_span span[2];
+        uint32_t n = 0;
+        rig_must(kvs_cache_spans(c, 0, 16, 21, span, 2, &n, NULL));
+        assert_true(n == 1 && span[0].slot == 16);
+        static const unsigned char zeros[4] = {0};
+        for (int p = 0; p < 3 && span[0].k[p].base; p++) {
+            for (uint32_t u = 0; u < span[0].k[p].n_units * 11; u++) {
+                const kvs_plane *k = &span[0].k[p];
+                assert_memory_equal(unit_at(k, true, u % 2, 21 + u % 11, u / 11), zeros,
+                                    k->unit_bytes);
+            }
+        }
+        kvs_cache_free(c);
+    }
+    kvs_ctx_free(ctx);
+}
+
 /* -- conversion */
 
 static void hadamard(float *x, uint32_t dim)
@@ -603,10 +698,13 @@ int main(void)
         cmocka_unit_test(test_signatures),
         cmocka_unit_test(test_bytes_are_the_plan),
         cmocka_unit_test(test_bytes_of_rows),
+        cmocka_unit_test(test_sizes_that_wrap),
+        cmocka_unit_test(test_ladder),
         cmocka_unit_test(test_clear),
         cmocka_unit_test(test_views),
         cmocka_unit_test(test_view_and_jump),
         cmocka_unit_test(test_spans),
+        cmocka_unit_test(test_empty_lanes),
         cmocka_unit_test(test_convert),
         cmocka_unit_test(test_convert_sinks_and_delayed),
         cmocka_unit_test(test_import_drops_dense),

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: MIT */
+/* chunk.h: one softmax chunk of one KV head for a block of rows (a row: one query of one query
+ * head), and which chunks some rows need. attend.c shares the chunks out and joins them. */
+#ifndef KVS_STATE_CHUNK_H
+#define KVS_STATE_CHUNK_H
+
+#include "state/store.h"
+
+#define KVS__ROWS 64u /* of a block: amortises decoding, and the scratch stays inside L2 */
+
+/* One read. */
+typedef struct kvs__job {
+    kvs_ctx *ctx;
+    const kvs__kern *kern;
+    const kvs__store *s;
+    const kvs_attend *d;
+    const kvs__store *tail; /* mode block: positions from tail->lo on; else NULL */
+    uint32_t q_begin;       /* queries of this run */
+    uint32_t q_end;
+    uint32_t rep;       /* query heads per KV head */
+    uint32_t head_rows; /* rows of one KV head: queries * rep */
+    uint32_t n_blocks;  /* of rows, per KV head */
+    size_t thread_bytes;
+    unsigned char *scratch;
+    /* split */
+    uint32_t wave_first; /* index of the wave's first chunk in the list of chunks */
+    uint32_t wave_n;
+    bool wave_last;
+    float *part; /* [wave_n][heads][head_rows][v_dim + 2]: acc, m, l; m is NaN where nothing seen */
+    float *total; /* [heads][head_rows][v_dim + 2] */
+} kvs__job;
+
+/* Per-thread scratch. */
+typedef struct kvs__work {
+    float *q;   /* [KVS__ROWS][k_dim], rotated and scaled */
+    float *s;   /* [KVS__ROWS][KVS__CHUNK] scores, then numerators */
+    float *acc; /* [KVS__ROWS][v_dim] of a chunk */
+    float *tot; /* [KVS__ROWS][v_dim] joined */
+    float *kt;  /* [tiles][k_dim][16] */
+    float *tmp; /* [k_dim][16] */
+    float *vt;  /* rows of V decoded at a time */
+    float *m;   /* [KVS__ROWS] of a chunk */
+    float *l;
+    float *tm; /* [KVS__ROWS] joined */
+    float *tl;
+    uint16_t *mask; /* [KVS__ROWS][16] */
+} kvs__work;
+
+/* Carves a thread's arrays out of base; with base NULL only counts the bytes. */
+size_t kvs__work_carve(const kvs__fmt *fmt, unsigned char *base, kvs__work *w);
+/* Chunk at position c0 for rows [row0, row0 + n) of a KV head into w->acc, m, l; w->q holds their
+ * queries. False: none of them sees anything of it. */
+bool kvs__chunk(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_t row0, uint32_t n,
+                int64_t c0);
+/* Did row r of the block see something of the last chunk? */
+bool kvs__row_sees(const kvs__work *w, uint32_t r);
+
+/* The chunks of some rows: those with sinks, then those of the window, none twice. */
+typedef struct kvs__chunk_list {
+    int64_t n_sink; /* chunks 0 .. n_sink-1 */
+    int64_t first;  /* then first .. first + n - n_sink - 1 */
+    int64_t n;
+} kvs__chunk_list;
+kvs__chunk_list kvs__list_chunks(const kvs__job *j, uint32_t row0, uint32_t n);
+/* Position of the i-th. */
+int64_t kvs__chunk_at(const kvs__chunk_list *l, int64_t i);
+
+#endif
