@@ -43,7 +43,7 @@ static void test_signatures(void **state)
     kvs_layer_spec s = rig_spec(8, 128, 128, "q4", "q8");
     check_signature(s, "grow k=q4 v=q8 heads=8 dims=128/128");
     check_signature(rig_ring(s, 512, 4, 32),
-                    "ring window=512 sinks=4 k=q4 v=q8 heads=8 dims=128/128");
+                    "ring window=512 sinks=4 block=32 k=q4 v=q8 heads=8 dims=128/128");
     s.dense_until = 64;
     s.dense_dtype = KVS_BF16;
     check_signature(s, "grow k=q4 v=q8 bf16<64 heads=8 dims=128/128");
@@ -57,8 +57,8 @@ static void test_signatures(void **state)
     s.n_kv_heads = 1; /* the scratch of 65536 heads is not needed here */
     kvs_cache *c = rig_cache(ctx, &s, 1, 0);
     (void)kvs_cache_signature(c, 0, text, sizeof text);
-    assert_string_equal(text, "ring window=1073741824 sinks=1073741824 k=affine8:128/bf16 v=bf16 "
-                              "f16<4294967295 heads=1 dims=1024/1016");
+    assert_string_equal(text, "ring window=1073741824 sinks=1073741824 block=1 "
+                              "k=affine8:128/bf16 v=bf16 f16<4294967295 heads=1 dims=1024/1016");
     kvs_cache_free(c);
     kvs_ctx_free(ctx);
 }
