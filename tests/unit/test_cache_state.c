@@ -685,8 +685,16 @@ static void test_gap(void **state)
     assert_int_equal(kvs_cache_attend(c, 0, &d, NULL), KVS_OK);
     assert_int_equal(kvs_cache_can_rewind(c, 0, 1), KVS_OK);
     assert_int_equal(kvs_cache_can_rewind(c, 0, 2), KVS_NO);
+    rig_must(kvs_cache_clear(c, NULL));
     free(q);
     free(out);
+    kvs_cache_free(c);
+    s.sinks = 5; /* which have to be there first */
+    c = rig_cache(ctx, &s, 1, 0);
+    rig_fill(c, 0, 4, 4, 1);
+    assert_int_equal(kvs_cache_import(c, 0, 20, 4, &p, NULL), KVS_E_RANGE);
+    rig_fill(c, 0, 1, 1, 1);
+    assert_int_equal(kvs_cache_import(c, 0, 20, 4, &p, NULL), KVS_OK);
     free(base);
     kvs_cache_free(c);
     kvs_ctx_free(ctx);
