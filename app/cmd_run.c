@@ -359,6 +359,8 @@ static void report_text(const run *r, const kvs_session_stats *st)
     if (strcmp(reason, "interrupted") == 0) {
         note(r->s, "interrupted after %zu of %zu prompt tokens and %zu answer tokens",
              st->n_tokens < r->ids.n ? (size_t)st->n_tokens : r->ids.n, r->ids.n, r->n_produced);
+    } else if (strcmp(reason, "length") == 0) {
+        note(r->s, "stopped after %zu tokens; -n sets the limit, -1 for none", r->n_produced);
     } else if (strcmp(reason, "context") == 0) {
         note(r->s, "stopped: the context of %u tokens is full; --ctx-size sets it", st->n_ctx);
     }

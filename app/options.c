@@ -28,7 +28,7 @@ const option_def option_table[] = {
      OPT_TEXT, F(template), 0, 0},
     {"raw", NULL, "complete the prompt as it is, without a chat template", CMD_RUN, OPT_FLAG,
      F(raw), 0, 0},
-    {"n|predict|n-predict|max-tokens", "N", "most tokens to produce, -1: no limit [-1]", CMD_RUN,
+    {"n|predict|n-predict|max-tokens", "N", "most tokens to produce, -1: no limit [512]", CMD_RUN,
      OPT_COUNT, F(n_predict), 1, U31},
     {"ignore-eos", NULL, "go on after an end token", CMD_RUN, OPT_FLAG, F(ignore_eos), 0, 0},
     {"special", NULL, "print the text of control tokens too", CMD_RUN, OPT_FLAG, F(special), 0, 0},
@@ -319,6 +319,7 @@ int options_parse(settings *s, uint32_t command, const char *command_name, int a
     s->repeat_penalty = 1.0f;
     s->repeat_last_n = 64;
     s->repetitions = 3;
+    s->n_predict = 512; /* a small model may repeat itself until the context is full */
     int rc = from_environment(s, command);
     if (rc != 0) {
         return rc;

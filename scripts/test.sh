@@ -6,6 +6,7 @@
 #   dev     gcc, warnings are errors, every test (real models if they can be fetched)
 #   asan    clang, address and undefined-behaviour sanitizers: the quick tests
 #   tsan    clang, thread sanitizer: what runs threads
+#   msan    clang, memory sanitizer, reference kernels alone: the state core
 #   arm64   cross-built, under qemu-user: the kernels against their reference
 #   lint    format, clang-tidy, cppcheck
 #
@@ -89,16 +90,19 @@ fetch() {
     if [ "${FETCH:-1}" = 0 ] || [ ! -x scripts/fetch-model.sh ]; then
         return
     fi
-    timeout 300 scripts/fetch-model.sh smollm2 >/dev/null ||
-        echo "test: the model could not be fetched; its tests will be skipped"
+    for model in smollm2 gemma3; do
+        timeout 300 scripts/fetch-model.sh $model >/dev/null ||
+            echo "test: $model could not be fetched; its tests will be skipped"
+    done
 }
 
 mkdir -p "$logs"
-for s in ${*:-dev asan tsan arm64 lint}; do
+for s in ${*:-dev asan tsan msan arm64 lint}; do
     case $s in
     dev) fetch && stage dev ;;
     asan) stage asan -L quick ;;
-    tsan) stage tsan -R '^(test_pool|cache_ops|golden_attention)$' ;;
+    tsan) stage tsan -R '^(test_pool|test_cache.*|cache_ops|golden_attention|test_engine_matmul)$' ;;
+    msan) stage msan -R '^(test_cache.*|test_codec|cache_read|fault|replay_cache_ops|replay_mask)$' ;;
     arm64)
         if [ "$(uname -m)" = x86_64 ]; then
             stage arm64 -LE 'long|oracle|model'

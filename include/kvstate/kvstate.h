@@ -5,8 +5,8 @@
 
 #include "kvstate/base.h"
 #include "kvstate/cache.h"
-#include "kvstate/step.h"
 #include "kvstate/codec.h"
 #include "kvstate/mask.h"
+#include "kvstate/step.h"
 
 #endif

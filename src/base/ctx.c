@@ -15,6 +15,7 @@
 #include "base/pool.h"
 
 #define MAX_THREADS 1024u
+#define MAX_STRUCT  4096u /* no options struct comes near; larger is garbage, and not to be read */
 #define ALIGNMENT   64u
 
 struct kvs_ctx {
@@ -116,7 +117,7 @@ kvs_status kvs__opts_read(void *dst, size_t known, const void *src, const char *
 {
     size_t given = 0;
     memcpy(&given, src, sizeof given);
-    if (given < sizeof given) {
+    if (given < sizeof given || given > MAX_STRUCT) {
         return kvs__fail(err, KVS_E_INVAL, "base", "%s.struct_size is %zu; use the initialiser",
                          what, given);
     }

@@ -25,6 +25,20 @@ void kvs__plan_put(kvs__plan_text *t, const char *fmt, ...)
 
 /* ---- names */
 
+/* A decimal number of at most 9 digits; false if there is none. */
+static bool parse_number(const char **text, uint32_t *out)
+{
+    uint32_t v = 0;
+    size_t n = 0;
+    while (n < 9 && (*text)[n] >= '0' && (*text)[n] <= '9') {
+        v = v * 10 + (uint32_t)((*text)[n] - '0');
+        n++;
+    }
+    *text += n;
+    *out = v;
+    return n > 0;
+}
+
 /* llama.cpp's block types by what we store instead: the same bits a code, and the group that comes
  * nearest in bits a value. Its blocks of 32 carry an f16 scale (x_0) or scale and minimum (x_1). */
 typedef struct alias {
@@ -87,7 +101,7 @@ kvs_status kvs__plan_parse_codec(kvs__plan_parser *ps, const char *name, kvs_cod
 }
 
 /* X of "kXvY": bits of a q codec, or 16 and 32 for f16 and f32. */
-static kvs_status parse_bits(kvs__plan_parser *ps, unsigned bits, kvs_codec *out, kvs_err *err)
+static kvs_status parse_bits(kvs__plan_parser *ps, uint32_t bits, kvs_codec *out, kvs_err *err)
 {
     char name[16];
     (void)snprintf(name, sizeof name, "%c%u", bits >= 16 ? 'f' : 'q', bits);
@@ -97,11 +111,11 @@ static kvs_status parse_bits(kvs__plan_parser *ps, unsigned bits, kvs_codec *out
 kvs_status kvs__plan_parse_pair(kvs__plan_parser *ps, const char *text, kvs_codec *k, kvs_codec *v,
                                 kvs_err *err)
 {
-    unsigned kb = 0;
-    unsigned vb = 0;
-    int end = 0;
-    /* NOLINTNEXTLINE(cert-err34-c): two digits at most, and the end is checked */
-    if (sscanf(text, "k%2uv%2u%n", &kb, &vb, &end) == 2 && text[end] == '\0') {
+    uint32_t kb = 0;
+    uint32_t vb = 0;
+    const char *at = text + 1;
+    if (text[0] == 'k' && parse_number(&at, &kb) && *at++ == 'v' && parse_number(&at, &vb) &&
+        *at == '\0') {
         kvs_status st = parse_bits(ps, kb, k, err);
         return st == KVS_OK ? parse_bits(ps, vb, v, err) : st;
     }
@@ -135,20 +149,6 @@ static kvs_status line_fail(const line *l, kvs_err *err, const char *what, const
 {
     return kvs__fail(err, KVS_E_INVAL, "engine", "%.100s:%u: %s \"%.60s\"", l->path, l->number,
                      what, text);
-}
-
-/* A decimal number of at most 9 digits; false if there is none. */
-static bool parse_number(const char **text, uint32_t *out)
-{
-    uint32_t v = 0;
-    size_t n = 0;
-    while (n < 9 && (*text)[n] >= '0' && (*text)[n] <= '9') {
-        v = v * 10 + (uint32_t)((*text)[n] - '0');
-        n++;
-    }
-    *text += n;
-    *out = v;
-    return n > 0;
 }
 
 /* Marks the layers of "*", "3", "0-4,7" in set; false if it can't be read or names no layer. */

@@ -357,7 +357,8 @@ size_t kvs_cache_signature(const kvs_cache *c, uint32_t layer, char *dst, size_t
     (void)kvs_codec_name(&s->k, k, sizeof k);
     (void)kvs_codec_name(&s->v, v, sizeof v);
     if (s->layout == KVS_LAYOUT_RING) {
-        (void)snprintf(layout, sizeof layout, "ring window=%u sinks=%u", s->window, s->sinks);
+        (void)snprintf(layout, sizeof layout, "ring window=%u sinks=%u block=%u", s->window,
+                       s->sinks, s->max_block ? s->max_block : 1);
     } else if (s->window > 0) {
         (void)snprintf(layout, sizeof layout, "grow window=%u sinks=%u", s->window, s->sinks);
     }

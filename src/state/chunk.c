@@ -141,7 +141,8 @@ static bool fill_masks(const kvs__job *j, const kvs__work *w, uint32_t row0, uin
         uint16_t *mask = w->mask + (size_t)r * KVS__CHUNK_TILES;
         uint32_t query = j->q_begin + (row0 + r) / j->rep;
         if (r > 0 && query == j->q_begin + (row0 + r - 1) / j->rep) {
-            memcpy(mask, mask - KVS__CHUNK_TILES, KVS__CHUNK_TILES * sizeof *mask);
+            const uint16_t *above = w->mask + (size_t)(r - 1) * KVS__CHUNK_TILES;
+            memcpy(mask, above, KVS__CHUNK_TILES * sizeof *mask);
             continue;
         }
         memset(mask, 0, KVS__CHUNK_TILES * sizeof *mask);

@@ -87,7 +87,8 @@ static kvs_status seg_new(kvs_ctx *ctx, const kvs__fmt *fmt, uint64_t cap, kvs__
     }
     kvs__seg *seg = kvs__alloc(ctx, bytes);
     if (!seg) {
-        return kvs__nomem(err, "state", bytes);
+        (void)kvs__nomem(err, "state", bytes);
+        return KVS_E_NOMEM;
     }
     memset(seg, 0, sizeof *seg);
     (void)lay_out(fmt, cap, seg, &bytes);
@@ -180,7 +181,8 @@ size_t kvs__store_bytes(const kvs__store *s)
 
 static uint64_t grow_cap(const kvs__store *s)
 {
-    return s->n_segs == 0 ? 0 : (uint64_t)s->first[s->n_segs - 1] + s->seg[s->n_segs - 1]->cap;
+    const kvs__seg *last = s->n_segs > 0 ? s->seg[s->n_segs - 1] : NULL;
+    return last ? (uint64_t)s->first[s->n_segs - 1] + last->cap : 0;
 }
 
 /* Would writing positions [at, end) into segment i overwrite a pinned token? */

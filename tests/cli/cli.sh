@@ -80,6 +80,8 @@ expect "empty prompt" 2 "the prompt is empty" "$kvstate" run -m m.gguf --raw -p 
 expect "prompt beyond the context" 4 "do not fit into 16" run -c 16
 expect "context full while answering" 0 "context of 45 tokens is full; --ctx-size" \
     "$kvstate" run -m m.gguf --raw -p "0123456789012345678901234567890123456789" -c 45 --ignore-eos
+expect "length limit" 0 "stopped after 3 tokens; -n sets" \
+    "$kvstate" run -m m.gguf -p x --ignore-eos -n 3
 expect "memory limit" 4 "allocation of" run --max-memory 1 -b 512
 
 # -- plans
@@ -128,7 +130,7 @@ test ! -s err
 report $? "a closed pipe is no news"
 
 # -- signals
-"$kvstate" run -m m.gguf -p x --ignore-eos -c 1000000 >out 2>err &
+"$kvstate" run -m m.gguf -p x --ignore-eos -n -1 -c 1000000 >out 2>err &
 pid=$!
 for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
     sleep 0.1

@@ -11,42 +11,11 @@
 #include "base/base.h"
 #include "base/half.h"
 #include "diff/naive.h"
+#include "diff/ops_heap.h"
 
 #define MAX_LAYERS 3
 #define MAX_VIEWS  2
 #define MAX_BLOCK  320
-
-typedef struct heap {
-    uint64_t count;
-    uint64_t fail_at;
-    size_t live;
-    bool failed; /* an allocation was refused since last looked at */
-} heap;
-
-static void *heap_alloc(void *user, size_t bytes, size_t align)
-{
-    heap *h = user;
-    if (h->fail_at && ++h->count == h->fail_at) {
-        h->failed = true;
-        return NULL;
-    }
-    size_t rounded = (bytes + align - 1) / align * align;
-    unsigned char *p = aligned_alloc(align, rounded ? rounded : align);
-    if (p) {
-        memset(p, 0xff,
-               rounded); /* NaN in every float format: what was not written must not show */
-        h->live += bytes;
-    }
-    return p;
-}
-
-static void heap_free(void *user, void *ptr, size_t bytes)
-{
-    heap *h = user;
-    h->live -= bytes;
-    memset(ptr, 0xee, bytes);
-    free(ptr);
-}
 
 typedef struct run {
     const uint8_t *p;

@@ -220,6 +220,12 @@ static void test_refused(void **state)
     kvs_plan_opts o = KVS_PLAN_OPTS_INIT;
     o.kv = "q9";
     refused(llama, &o, KVS_E_INVAL, "\"q9\" names no codec");
+    const char *const odd[] = {"k 8v4", "k-8v4", "k8v4 ", "k8v4v", "k7v4",
+                               "k8",    "q8+",   "+q8",   "",      "k"};
+    for (size_t i = 0; i < sizeof odd / sizeof odd[0]; i++) {
+        o.kv = odd[i];
+        refused(llama, &o, KVS_E_INVAL, "names no codec");
+    }
     o.kv = "k8v";
     refused(llama, &o, KVS_E_INVAL, "\"k8v\" names no codec");
     o.kv = "q4";
