@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /* pool.c: the thread pool of pool.h.
  *
- * State of a run is one 64-bit ticket: run number in the upper half, next item in the lower.
- * I1  A thread owns item i of run r exactly when its compare-and-swap moved (r, i) to (r, i+1)
- *     with i < n_items.
- * I2  The fields of a run (fn, arg, n_items) change only while the ticket is (r, CLOSED), so a
+ * The items of a run are cut into one contiguous range a thread. A thread takes from its own range
+ * in order, so that it walks memory in order and what it prefetches is its own; when that is empty
+ * it helps out in the others'. State of a range is one 64-bit ticket: run number in the upper half,
+ * next item in the lower.
+ * I1  A thread owns item i of run r exactly when its compare-and-swap moved a range's ticket from
+ *     (r, i) to (r, i+1) with i below the range's end.
+ * I2  The fields of a run (fn, arg, n_items) change only while every ticket is (r, CLOSED), so a
  *     successful swap proves that the fields read before it belong to run r.
  * I3  run() returns only when `done` has counted every item, so `arg` may live on its stack.
  */
@@ -33,12 +36,17 @@ typedef struct worker_slot {
     uint32_t thread; /* 1 .. n_threads-1 */
 } worker_slot;
 
+typedef struct range {
+    _Alignas(64) _Atomic uint64_t ticket;
+} range;
+
 struct kvs__pool {
     kvs_ctx *ctx;
     uint32_t n_threads;
     uint32_t n_started;
-    worker_slot *workers; /* [n_threads - 1] */
-    _Alignas(64) _Atomic uint64_t ticket;
+    worker_slot *workers;              /* [n_threads - 1] */
+    range *ranges;                     /* [n_threads] */
+    _Alignas(64) _Atomic uint32_t run; /* published last: what idle threads watch */
     _Atomic uint32_t n_items;
     _Atomic(kvs__item_fn) fn;
     _Atomic(void *) arg;
@@ -51,26 +59,25 @@ struct kvs__pool {
     pthread_cond_t finished;
 };
 
-static bool has_work(kvs__pool *p)
+/* First item of thread t's range; of n_threads: the end of the last. */
+static uint32_t range_begin(const kvs__pool *p, uint32_t n_items, uint32_t t)
 {
-    uint64_t t = atomic_load(&p->ticket);
-    return (uint32_t)t != CLOSED &&
-           (uint32_t)t < atomic_load_explicit(&p->n_items, memory_order_relaxed);
+    return (uint32_t)((uint64_t)n_items * t / p->n_threads);
 }
 
-/* Takes and runs items until none is left. */
-static void drain(kvs__pool *p, uint32_t thread)
+/* Takes and runs the items of one range until none is left. */
+static void drain_range(kvs__pool *p, uint32_t r, uint32_t thread)
 {
     for (;;) {
-        uint64_t t = atomic_load(&p->ticket);
+        uint64_t t = atomic_load(&p->ranges[r].ticket);
         uint32_t item = (uint32_t)t;
         uint32_t n = atomic_load_explicit(&p->n_items, memory_order_relaxed);
         kvs__item_fn fn = atomic_load_explicit(&p->fn, memory_order_relaxed);
         void *arg = atomic_load_explicit(&p->arg, memory_order_relaxed);
-        if (item == CLOSED || item >= n) {
+        if (item == CLOSED || item >= range_begin(p, n, r + 1)) {
             return;
         }
-        if (!atomic_compare_exchange_weak(&p->ticket, &t, t + 1)) {
+        if (!atomic_compare_exchange_weak(&p->ranges[r].ticket, &t, t + 1)) {
             continue;
         }
         fn(arg, item, thread);
@@ -82,22 +89,30 @@ static void drain(kvs__pool *p, uint32_t thread)
     }
 }
 
-static bool spin_for_work(kvs__pool *p)
+static void drain(kvs__pool *p, uint32_t thread)
+{
+    for (uint32_t i = 0; i < p->n_threads; i++) {
+        drain_range(p, (thread + i) % p->n_threads, thread);
+    }
+}
+
+static bool is_news(kvs__pool *p, uint32_t seen)
+{
+    return atomic_load(&p->run) != seen || atomic_load(&p->stop);
+}
+
+/* Waits for a run other than `seen` (or the end): spins for a while, then sleeps. */
+static void wait_for_run(kvs__pool *p, uint32_t seen)
 {
     for (int i = 0; i < SPIN_LIMIT; i++) {
-        if (has_work(p) || atomic_load_explicit(&p->stop, memory_order_relaxed)) {
-            return true;
+        if (is_news(p, seen)) {
+            return;
         }
         CPU_RELAX();
     }
-    return false;
-}
-
-static void sleep_for_work(kvs__pool *p)
-{
     (void)pthread_mutex_lock(&p->lock);
     (void)atomic_fetch_add(&p->sleepers, 1);
-    while (!has_work(p) && !atomic_load(&p->stop)) {
+    while (!is_news(p, seen)) {
         (void)pthread_cond_wait(&p->work, &p->lock);
     }
     (void)atomic_fetch_sub(&p->sleepers, 1);
@@ -107,11 +122,12 @@ static void sleep_for_work(kvs__pool *p)
 static void *worker(void *opaque)
 {
     const worker_slot *w = opaque;
-    while (!atomic_load(&w->pool->stop)) {
-        if (!spin_for_work(w->pool)) {
-            sleep_for_work(w->pool);
-        }
-        drain(w->pool, w->thread);
+    kvs__pool *p = w->pool;
+    uint32_t seen = 0;
+    while (!atomic_load(&p->stop)) {
+        wait_for_run(p, seen);
+        seen = atomic_load(&p->run);
+        drain(p, w->thread);
     }
     return NULL;
 }
@@ -138,16 +154,18 @@ kvs_status kvs__pool_new(kvs_ctx *ctx, uint32_t n_threads, kvs__pool **out, kvs_
     }
     p->ctx = ctx;
     p->n_threads = n_threads;
-    atomic_store(&p->ticket, (uint64_t)CLOSED);
     (void)pthread_mutex_init(&p->lock, NULL);
     (void)pthread_cond_init(&p->work, NULL);
     (void)pthread_cond_init(&p->finished, NULL);
     if (n_threads > 1) {
-        size_t bytes = (n_threads - 1) * sizeof *p->workers;
-        p->workers = kvs__alloc(ctx, bytes);
-        if (!p->workers) {
+        p->ranges = kvs__calloc(ctx, n_threads, sizeof *p->ranges);
+        p->workers = kvs__calloc(ctx, n_threads - 1, sizeof *p->workers);
+        if (!p->ranges || !p->workers) {
             kvs__pool_free(p);
-            return kvs__nomem(err, "base", bytes);
+            return kvs__nomem(err, "base", n_threads * sizeof *p->ranges);
+        }
+        for (uint32_t t = 0; t < n_threads; t++) {
+            atomic_store(&p->ranges[t].ticket, (uint64_t)CLOSED);
         }
         for (uint32_t t = 1; t < n_threads; t++) {
             kvs_status st = start_worker(p, t, err);
@@ -177,6 +195,7 @@ void kvs__pool_free(kvs__pool *p)
     (void)pthread_cond_destroy(&p->work);
     (void)pthread_mutex_destroy(&p->lock);
     kvs__free(p->ctx, p->workers, (p->n_threads - 1) * sizeof *p->workers);
+    kvs__free(p->ctx, p->ranges, p->n_threads * sizeof *p->ranges);
     kvs__free(p->ctx, p, sizeof *p);
 }
 
@@ -205,13 +224,19 @@ static void wait_done(kvs__pool *p, uint32_t n)
 /* One batch of fewer than 2^32 - 1 items. */
 static void run_batch(kvs__pool *p, uint32_t n, kvs__item_fn fn, void *arg)
 {
-    uint64_t run = (atomic_load_explicit(&p->ticket, memory_order_relaxed) >> 32) + 1;
-    atomic_store(&p->ticket, run << 32 | CLOSED); /* I2 */
+    uint32_t run = atomic_load_explicit(&p->run, memory_order_relaxed) + 1;
+    for (uint32_t t = 0; t < p->n_threads; t++) {
+        atomic_store(&p->ranges[t].ticket, (uint64_t)run << 32 | CLOSED);
+    }
+    atomic_thread_fence(memory_order_seq_cst); /* I2: no field may be seen before the closing */
     atomic_store_explicit(&p->n_items, n, memory_order_relaxed);
     atomic_store_explicit(&p->fn, fn, memory_order_relaxed);
     atomic_store_explicit(&p->arg, arg, memory_order_relaxed);
     atomic_store(&p->done, 0);
-    atomic_store(&p->ticket, run << 32);
+    for (uint32_t t = 0; t < p->n_threads; t++) {
+        atomic_store(&p->ranges[t].ticket, (uint64_t)run << 32 | range_begin(p, n, t));
+    }
+    atomic_store(&p->run, run);
     if (atomic_load(&p->sleepers) > 0) {
         (void)pthread_mutex_lock(&p->lock);
         (void)pthread_cond_broadcast(&p->work);

@@ -2,8 +2,9 @@
 /* pool.h: a pool of threads that runs n independent items.
  *
  * The split never changes a result: an item writes only its own output, and which thread runs it is
- * of no consequence. Items are taken one by one from a shared counter, so that a thread that the
- * scheduler took off its CPU holds up at most the item in its hands. Idle threads spin for a few
+ * of no consequence. Each thread starts in a range of its own and takes items one by one, in order;
+ * a thread that is done helps in the other ranges, so that one that the scheduler took off its CPU
+ * holds up at most the item in its hands. Idle threads spin for a few
  * microseconds (a decode step issues hundreds of short runs), then sleep. */
 #ifndef KVS_BASE_POOL_H
 #define KVS_BASE_POOL_H
