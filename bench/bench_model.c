@@ -437,7 +437,7 @@ static bool run_child(const bench *b, uint32_t n, double *first, double *load, d
     return true;
 }
 
-/* The peer's figure is the whole process of a 32-token prompt without warm-up. */
+/* Each round is a fresh process: loading, a prompt of 32 tokens, one token. The peer has no such row. */
 static void first_token(bench *b)
 {
     double first[MAX_ROUNDS];
