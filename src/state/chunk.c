@@ -196,20 +196,17 @@ static kvs__planes v_planes(const kvs__store *s, const kvs__seg *seg, uint32_t h
     return p;
 }
 
-/* Asks for the n units-rows' worth of bytes that follow `ahead` such rows after p: the next tiles or
- * rows of the same planes. Streams of a few KiB a plane are too short for the hardware to catch on:
- * without this, reading codes costs compute plus memory instead of the greater of both. An address
- * past the end of a segment is harmless. */
-static void prefetch(const kvs__side *side, const kvs__planes *p, size_t ahead, size_t n)
+/* Asks for the codes of n tokens that follow `ahead` tokens after data. Streams of a few KiB are too
+ * short for the hardware to catch on: without this, reading codes costs compute plus memory instead
+ * of the greater of both. Scales are too few to be worth the instructions. An address past the end
+ * of a segment is harmless. */
+static void prefetch(const kvs__side *side, const void *data, size_t ahead, size_t n)
 {
-    const void *base[KVS__PLANES] = {p->data, p->scale, p->bias};
-    for (int i = 0; i < KVS__PLANES && base[i]; i++) {
-        size_t row = (size_t)side->n_units[i] * side->unit_bytes[i];
-        uintptr_t at = (uintptr_t)base[i] + ahead * row;
-        uintptr_t end = at + n * row;
-        for (at = at / CACHE_LINE * CACHE_LINE; at < end; at += CACHE_LINE) {
-            __builtin_prefetch((const void *)at, 0, 3);
-        }
+    size_t row = (size_t)side->n_units[0] * side->unit_bytes[0];
+    uintptr_t at = ((uintptr_t)data + ahead * row) / CACHE_LINE * CACHE_LINE;
+    uintptr_t end = (uintptr_t)data + (ahead + n) * row;
+    for (; at < end; at += CACHE_LINE) {
+        __builtin_prefetch((const void *)at, 0, 3);
     }
 }
 
@@ -301,7 +298,7 @@ static void scores(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_
         kvs__planes p;
         bool in_place = tile_in_place(j, head, pos0, bits, &p);
         if (in_place) {
-            prefetch(&j->s->fmt.side[KVS__K], &p, ahead, KVS__TILE);
+            prefetch(&j->s->fmt.side[KVS__K], p.data, ahead, KVS__TILE);
         }
         bool decode = !in_place || (n > DIRECT_ROWS && !f32);
         if (run.n > 0 && (run.decoded != decode || (decode && run.n == most))) {
@@ -342,7 +339,7 @@ static void add_values(const kvs__job *j, const kvs__work *w, uint32_t head, uin
         uint64_t slot = 0;
         uint64_t m = locate(j, pos, n < V_ROWS ? n : V_ROWS, &seg, &slot);
         kvs__planes p = v_planes(j->s, seg, head, slot);
-        prefetch(&j->s->fmt.side[KVS__V], &p, ahead_of(&j->s->fmt.side[KVS__V]), (size_t)m);
+        prefetch(&j->s->fmt.side[KVS__V], p.data, ahead_of(&j->s->fmt.side[KVS__V]), (size_t)m);
         const float *numer = w->s + (size_t)r0 * KVS__CHUNK + (pos - c0);
         if (n_rows <= DIRECT_ROWS) {
             j->kern->pv_direct(acc, dim, numer, KVS__CHUNK, n_rows, shape, &p, (size_t)m);
