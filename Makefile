@@ -26,7 +26,7 @@ export PROMPT
 all:
 	@sh scripts/deps.sh build
 	@cmake --preset release --log-level=WARNING >/dev/null
-	@cmake --build build/release -j $(JOBS)
+	@cmake --build build/release -j $(JOBS) --target kvstate kvstate_static kvstate_engine kvstate_app
 
 run:
 	@sh scripts/deps.sh run
@@ -49,6 +49,7 @@ bench:
 	@test -n "$(B)" || { echo "bench: name one: make bench B=NAME [CSV=FILE]; there are:"; \
 		ls bench | sed -n 's/^bench_\(.*\)\.c$$/  \1/p'; exit 2; }
 	@$(MAKE) --no-print-directory all
+	@cmake --build build/release -j $(JOBS) --target bench_$(B)
 	@build/release/bench_$(B) $(if $(CSV),--csv "$(CSV)") $(if $(PEER),--peer "$(PEER)")
 
 install: all
