@@ -23,6 +23,14 @@ typedef enum kvs_layout {
     KVS_LAYOUT_RING = 1  /* keeps `sinks` first tokens and the newest `window`; fixed memory */
 } kvs_layout;
 
+/* What a layer keeps. A kind that a call can't serve is KVS_E_UNSUPPORTED, naming the layer. */
+typedef enum kvs_layer_kind {
+    KVS_LAYER_ATTENTION = 0, /* keys and values */
+    KVS_LAYER_LATENT = 1,   /* MLA: one row a token, the key; its first v_dim elements, the value */
+    KVS_LAYER_BORROW = 2,   /* nothing: reads what layer `donor`, a lower one, keeps */
+    KVS_LAYER_RECURRENT = 3 /* a convolution tail and a state of fixed size */
+} kvs_layer_kind;
+
 /* One layer. Head dims 16..1024, multiples of 8; K and V apart. */
 typedef struct kvs_layer_spec {
     size_t struct_size;
@@ -44,12 +52,14 @@ typedef struct kvs_layer_spec {
      * converted and the dense copy dropped at the next append. 0: codecs from the first token. */
     uint32_t dense_until;
     kvs_dtype dense_dtype;
+    kvs_layer_kind kind;
+    uint32_t donor;    /* borrowing layers: whose state is read */
     uint32_t reserved; /* 0; leaves no padding for a later field to inherit */
 } kvs_layer_spec;
 #define KVS_LAYER_SPEC_INIT                                                                        \
     {                                                                                              \
         sizeof(kvs_layer_spec), 0, 0, 0, KVS_CODEC_DENSE(KVS_F16), KVS_CODEC_DENSE(KVS_F16),       \
-            KVS_LAYOUT_GROW, 0, 0, 0, 0, KVS_F16, 0                                                \
+            KVS_LAYOUT_GROW, 0, 0, 0, 0, KVS_F16, KVS_LAYER_ATTENTION, 0, 0                        \
     }
 
 typedef struct kvs_cache_opts {

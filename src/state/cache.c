@@ -50,6 +50,11 @@ static kvs_status check_side(const kvs_codec *codec, uint32_t dim, const char *s
 static kvs_status check_spec(const kvs_layer_spec *s, uint32_t i, kvs_err *err)
 {
     kvs_status st = check_layer_shape(s, i, err);
+    if (st == KVS_OK && (s->kind != KVS_LAYER_ATTENTION || s->donor != 0)) {
+        st = kvs__fail(err, KVS_E_UNSUPPORTED, "state",
+                       "layer %u: kind %d with donor %u is not supported", i, (int)s->kind,
+                       s->donor);
+    }
     if (st == KVS_OK && s->reserved != 0) {
         st = kvs__fail(err, KVS_E_UNSUPPORTED, "state", "layer %u: reserved is %u, not 0", i,
                        s->reserved);
