@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "state/layer.h"
+#include "state/pages_priv.h"
 
 #define MAX_HEADS  65536u
 #define MAX_LAYERS 65536u
@@ -17,7 +17,7 @@ static kvs_status check_layer_shape(const kvs_layer_spec *s, uint32_t i, kvs_err
         return kvs__fail(err, KVS_E_INVAL, "state", "layer %u: n_kv_heads %u is not in 1..%u", i,
                          s->n_kv_heads, MAX_HEADS);
     }
-    if ((unsigned)s->layout > KVS_LAYOUT_RING) {
+    if ((unsigned)s->layout > KVS_LAYOUT_PAGED) {
         return kvs__fail(err, KVS_E_INVAL, "state", "layer %u: layout %d is none of kvs_layout", i,
                          (int)s->layout);
     }
@@ -86,8 +86,17 @@ static kvs_status read_spec(const kvs_cache_opts *o, uint32_t i, kvs_layer_spec 
     return st;
 }
 
-static void layer_init(kvs__layer *l, const kvs_layer_spec *spec, uint64_t reserve)
+static uint32_t block_of(const kvs_cache_opts *o)
 {
+    if (o->pages) {
+        return kvs__pages_block(o->pages);
+    }
+    return o->block_tokens ? o->block_tokens : KVS__PAGE_BLOCK;
+}
+
+static void layer_init(kvs__layer *l, const kvs_layer_spec *spec, const kvs_cache_opts *o)
+{
+    uint64_t reserve = o->reserve_tokens;
     memset(l, 0, sizeof *l);
     l->spec = *spec;
     l->reserve = reserve;
@@ -97,9 +106,40 @@ static void layer_init(kvs__layer *l, const kvs_layer_spec *spec, uint64_t reser
         uint64_t most = reserve < spec->dense_until ? reserve : spec->dense_until;
         kvs__store_init(&l->early, spec, &dense, &dense, most);
     }
+    if (spec->layout == KVS_LAYOUT_PAGED) {
+        kvs__paged_init(&l->main, o->pages, block_of(o));
+        kvs__paged_init(&l->early, o->pages, block_of(o));
+    }
 }
 
-static kvs_status read_opts(const kvs_cache_opts *opts, kvs_cache_opts *o, kvs_err *err)
+kvs_status kvs__cache_read_layer(const kvs_cache_opts *o, uint32_t i, kvs__layer *out, kvs_err *err)
+{
+    kvs_layer_spec spec;
+    kvs_status st = read_spec(o, i, &spec, err);
+    if (st == KVS_OK) {
+        layer_init(out, &spec, o);
+    }
+    return st;
+}
+
+static kvs_status check_pages(const kvs_cache_opts *o, kvs_err *err)
+{
+    if (o->reserved_pages != 0) {
+        return kvs__fail(err, KVS_E_UNSUPPORTED, "state", "reserved_pages is %u, not 0",
+                         o->reserved_pages);
+    }
+    if (o->block_tokens > KVS__PAGE_MOST) {
+        return kvs__fail(err, KVS_E_INVAL, "state", "block_tokens %u is above %u", o->block_tokens,
+                         KVS__PAGE_MOST);
+    }
+    if (o->pages && o->block_tokens && o->block_tokens != kvs__pages_block(o->pages)) {
+        return kvs__fail(err, KVS_E_INVAL, "state", "block_tokens %u, the pool's are %u",
+                         o->block_tokens, kvs__pages_block(o->pages));
+    }
+    return KVS_OK;
+}
+
+kvs_status kvs__cache_read_opts(const kvs_cache_opts *opts, kvs_cache_opts *o, kvs_err *err)
 {
     if (!opts) {
         return kvs__fail(err, KVS_E_INVAL, "state", "opts is NULL");
@@ -116,7 +156,7 @@ static kvs_status read_opts(const kvs_cache_opts *opts, kvs_cache_opts *o, kvs_e
         return kvs__fail(err, KVS_E_RANGE, "state", "reserve_tokens %llu is too large",
                          (unsigned long long)o->reserve_tokens);
     }
-    return KVS_OK;
+    return check_pages(o, err);
 }
 
 /* Tokens that the layer's segments have room for once it holds n: the reservation at least. */
@@ -148,13 +188,11 @@ static kvs_status plan_layers(const kvs_cache_opts *o, uint64_t n_tokens, size_t
 {
     *sum = head_bytes(o->n_layers);
     for (uint32_t i = 0; i < o->n_layers; i++) {
-        kvs_layer_spec spec;
-        kvs_status st = read_spec(o, i, &spec, err);
+        kvs__layer l;
+        kvs_status st = kvs__cache_read_layer(o, i, &l, err);
         if (st != KVS_OK) {
             return st;
         }
-        kvs__layer l;
-        layer_init(&l, &spec, o->reserve_tokens);
         size_t bytes = 0;
         if (!layer_planned(&l, n_tokens, &bytes) || !kvs__add_size(*sum, bytes, sum)) {
             return kvs__fail(err, KVS_E_RANGE, "state",
@@ -172,7 +210,7 @@ kvs_status kvs_cache_plan(const kvs_cache_opts *opts, uint64_t n_tokens, size_t 
                           size_t *layer_bytes, kvs_err *err)
 {
     kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
-    kvs_status st = read_opts(opts, &o, err);
+    kvs_status st = kvs__cache_read_opts(opts, &o, err);
     if (st != KVS_OK) {
         return st;
     }
@@ -205,13 +243,8 @@ static kvs_status init_layers(kvs_cache *c, const kvs_cache_opts *o, kvs_err *er
 {
     size_t scratch = 0;
     for (uint32_t i = 0; i < o->n_layers; i++) {
-        kvs_layer_spec spec;
-        kvs_status st = read_spec(o, i, &spec, err);
-        if (st != KVS_OK) {
-            return st;
-        }
-        layer_init(&c->layer[i], &spec, o->reserve_tokens);
-        st = reserve_first(c->ctx, &c->layer[i], err);
+        kvs_status st = kvs__cache_read_layer(o, i, &c->layer[i], err);
+        st = st == KVS_OK ? reserve_first(c->ctx, &c->layer[i], err) : st;
         if (st != KVS_OK) {
             return st;
         }
@@ -224,6 +257,47 @@ static kvs_status init_layers(kvs_cache *c, const kvs_cache_opts *o, kvs_err *er
     return kvs__ctx_scratch_reserve(c->ctx, scratch, err);
 }
 
+static kvs_status any_paged(const kvs_cache_opts *o, bool *out, kvs_err *err)
+{
+    *out = false;
+    for (uint32_t i = 0; i < o->n_layers; i++) {
+        kvs_layer_spec s;
+        kvs_status st = read_spec(o, i, &s, err);
+        if (st != KVS_OK) {
+            return st;
+        }
+        *out = *out || s.layout == KVS_LAYOUT_PAGED;
+    }
+    return KVS_OK;
+}
+
+/* The pool given, or one of the cache's own where a layer needs one. */
+static kvs_status join_pages(kvs_cache *c, kvs_cache_opts *o, kvs_err *err)
+{
+    bool paged = false;
+    kvs_status st = any_paged(o, &paged, err);
+    if (st != KVS_OK || !paged) {
+        return st;
+    }
+    if (o->pages) {
+        if (kvs__pages_ctx(o->pages) != c->ctx) {
+            return kvs__fail(err, KVS_E_INVAL, "state", "the pool belongs to another context");
+        }
+        c->pages = o->pages;
+        kvs__pages_join(c->pages);
+        return KVS_OK;
+    }
+    kvs_pages_opts p = KVS_PAGES_OPTS_INIT;
+    p.block_tokens = o->block_tokens;
+    st = kvs_pages_new(c->ctx, &p, &c->pages, err);
+    if (st == KVS_OK) {
+        kvs__pages_join(c->pages);
+        kvs_pages_free(c->pages); /* it goes with the cache and its views */
+        o->pages = c->pages;
+    }
+    return st;
+}
+
 kvs_status kvs_cache_new(kvs_ctx *ctx, const kvs_cache_opts *opts, kvs_cache **out, kvs_err *err)
 {
     if (!ctx || !out) {
@@ -231,7 +305,7 @@ kvs_status kvs_cache_new(kvs_ctx *ctx, const kvs_cache_opts *opts, kvs_cache **o
     }
     *out = NULL;
     kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
-    kvs_status st = read_opts(opts, &o, err);
+    kvs_status st = kvs__cache_read_opts(opts, &o, err);
     if (st != KVS_OK) {
         return st;
     }
@@ -246,7 +320,8 @@ kvs_status kvs_cache_new(kvs_ctx *ctx, const kvs_cache_opts *opts, kvs_cache **o
         return kvs__nomem(err, "state", o.n_layers * sizeof *c->layer);
     }
     c->n_layers = o.n_layers;
-    st = init_layers(c, &o, err);
+    st = join_pages(c, &o, err);
+    st = st == KVS_OK ? init_layers(c, &o, err) : st;
     if (st != KVS_OK) {
         kvs_cache_free(c);
         return st;
@@ -263,6 +338,9 @@ void kvs_cache_free(kvs_cache *c)
     for (uint32_t i = 0; i < c->n_layers; i++) {
         kvs__store_drop(c->ctx, &c->layer[i].main);
         kvs__store_drop(c->ctx, &c->layer[i].early);
+    }
+    if (c->pages) {
+        kvs__pages_leave(c->pages);
     }
     kvs__free(c->ctx, c->layer, c->n_layers * sizeof *c->layer);
     kvs__free(c->ctx, c, sizeof *c);
@@ -358,11 +436,12 @@ size_t kvs_cache_signature(const kvs_cache *c, uint32_t layer, char *dst, size_t
     const kvs_layer_spec *s = &c->layer[layer].spec;
     char k[48];
     char v[48];
-    char layout[96] = "grow";
+    const char *slides = s->layout == KVS_LAYOUT_RING ? "ring" : "paged";
+    char layout[96] = "grow"; /* paged without a window, too: the bytes are the same */
     (void)kvs_codec_name(&s->k, k, sizeof k);
     (void)kvs_codec_name(&s->v, v, sizeof v);
-    if (s->layout == KVS_LAYOUT_RING) {
-        (void)snprintf(layout, sizeof layout, "ring window=%u sinks=%u block=%u", s->window,
+    if (kvs__store_slides(&c->layer[layer].main)) {
+        (void)snprintf(layout, sizeof layout, "%s window=%u sinks=%u block=%u", slides, s->window,
                        s->sinks, s->max_block ? s->max_block : 1);
     } else if (s->window > 0) {
         (void)snprintf(layout, sizeof layout, "grow window=%u sinks=%u", s->window, s->sinks);

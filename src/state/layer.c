@@ -66,10 +66,11 @@ static append_plan plan_append(const kvs__layer *l, uint64_t n)
 kvs_status kvs__layer_reserve(kvs_ctx *ctx, kvs__layer *l, uint64_t n, kvs_err *err)
 {
     uint64_t most = l->spec.max_block ? l->spec.max_block : 1;
-    if (l->spec.layout == KVS_LAYOUT_RING && n > most) {
+    if (kvs__store_slides(&l->main) && n > most) {
         return kvs__fail(err, KVS_E_LIMIT, "state",
-                         "a block of %llu tokens exceeds the ring's max_block %llu",
-                         (unsigned long long)n, (unsigned long long)most);
+                         "a block of %llu tokens exceeds the %s's max_block %llu",
+                         (unsigned long long)n,
+                         l->spec.layout == KVS_LAYOUT_RING ? "ring" : "window", (unsigned long long)most);
     }
     int64_t len = kvs__layer_len(l);
     if (n > (uint64_t)(INT64_MAX / 4) || len > INT64_MAX / 4) {
@@ -83,7 +84,7 @@ kvs_status kvs__layer_reserve(kvs_ctx *ctx, kvs__layer *l, uint64_t n, kvs_err *
         st = kvs__store_reserve(ctx, &l->early, len, p.dense, err);
     }
     if (st == KVS_OK && p.cross) {
-        st = kvs__store_reserve(ctx, &l->main, 0, (uint64_t)len + n, err);
+        st = kvs__store_reserve_like(ctx, &l->main, &l->early, n, err);
     } else if (st == KVS_OK && p.rest) {
         st = kvs__store_reserve(ctx, &l->main, len, p.rest, err);
     }

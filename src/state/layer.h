@@ -25,10 +25,16 @@ struct kvs_cache {
     kvs_ctx *ctx;
     uint32_t n_layers;
     kvs__layer *layer; /* [n_layers] */
+    kvs_pages *pages;  /* of the paged layers, or NULL */
 };
 
 /* "layer 3: ..." errors for a layer out of range; *out NULL then. */
 kvs_status kvs__cache_layer(const kvs_cache *c, uint32_t layer, kvs__layer **out, kvs_err *err);
+
+/* Options, and layer i as an empty cache has it, checked; of the pool only the block is looked at. */
+kvs_status kvs__cache_read_opts(const kvs_cache_opts *opts, kvs_cache_opts *out, kvs_err *err);
+kvs_status kvs__cache_read_layer(const kvs_cache_opts *o, uint32_t i, kvs__layer *out,
+                                 kvs_err *err);
 
 int64_t kvs__layer_len(const kvs__layer *l);
 /* The store whose tokens answer for the length: main once converted, early before. */

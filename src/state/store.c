@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* store.c: segments and the two layouts (invariants in store.h).
+/* store.c: segments and the layouts grow and ring (invariants in store.h); paged is paged.c.
  *
  * grow: a ladder of segments, each half as large again as all before it. Capacity depends on the
  * token count alone, a token never moves, and views stay valid without copies.
@@ -77,6 +77,15 @@ bool kvs__seg_size(const kvs__fmt *fmt, uint64_t cap, size_t *bytes)
     return lay_out(fmt, cap, NULL, bytes);
 }
 
+void kvs__seg_lay_out(const kvs__fmt *fmt, uint64_t cap, kvs__seg *seg)
+{
+    size_t bytes = 0;
+    memset(seg, 0, sizeof *seg);
+    (void)lay_out(fmt, cap, seg, &bytes);
+    seg->bytes = bytes;
+    seg->cap = cap;
+}
+
 static kvs_status seg_new(kvs_ctx *ctx, const kvs__fmt *fmt, uint64_t cap, kvs__seg **out,
                           kvs_err *err)
 {
@@ -90,10 +99,7 @@ static kvs_status seg_new(kvs_ctx *ctx, const kvs__fmt *fmt, uint64_t cap, kvs__
         (void)kvs__nomem(err, "state", bytes);
         return KVS_E_NOMEM;
     }
-    memset(seg, 0, sizeof *seg);
-    (void)lay_out(fmt, cap, seg, &bytes);
-    seg->bytes = bytes;
-    seg->cap = cap;
+    kvs__seg_lay_out(fmt, cap, seg);
     seg->refs = 1;
     *out = seg;
     return KVS_OK;
@@ -128,7 +134,7 @@ void kvs__store_init(kvs__store *s, const kvs_layer_spec *spec, const kvs_codec 
     s->layout = spec->layout;
     s->window = spec->window;
     s->sinks = spec->sinks;
-    if (spec->layout == KVS_LAYOUT_RING) {
+    if (kvs__store_slides(s)) {
         uint64_t block = spec->max_block ? spec->max_block : 1;
         s->ring_cap = round_tile((uint64_t)spec->window - 1 + block);
     } else {
@@ -146,6 +152,9 @@ bool kvs__store_planned(const kvs__store *s, uint64_t n_tokens, size_t *bytes)
 {
     size_t sum = 0;
     size_t one = 0;
+    if (s->layout == KVS_LAYOUT_PAGED) {
+        return kvs__paged_planned(s, n_tokens, bytes);
+    }
     if (s->layout == KVS_LAYOUT_RING) {
         if (!kvs__seg_size(&s->fmt, s->ring_cap, &sum)) {
             return false;
@@ -173,6 +182,9 @@ bool kvs__store_planned(const kvs__store *s, uint64_t n_tokens, size_t *bytes)
 size_t kvs__store_bytes(const kvs__store *s)
 {
     size_t sum = 0;
+    if (s->layout == KVS_LAYOUT_PAGED) {
+        return kvs__paged_bytes(s);
+    }
     for (uint32_t i = 0; i < s->n_segs; i++) {
         sum += s->seg[i]->bytes;
     }
@@ -221,6 +233,10 @@ static kvs_status unshare(kvs_ctx *ctx, kvs__store *s, uint32_t i, kvs_err *err)
 
 void kvs__store_trim(kvs_ctx *ctx, kvs__store *s, uint32_t n_segs)
 {
+    if (s->layout == KVS_LAYOUT_PAGED) {
+        kvs__paged_give_back(ctx, s, n_segs);
+        return;
+    }
     while (s->n_segs > n_segs) {
         s->n_segs--;
         kvs__seg_unref(ctx, s->seg[s->n_segs]);
@@ -277,6 +293,9 @@ static kvs_status reserve_ring(kvs_ctx *ctx, kvs__store *s, kvs_err *err)
 
 kvs_status kvs__store_reserve(kvs_ctx *ctx, kvs__store *s, int64_t at, uint64_t n, kvs_err *err)
 {
+    if (s->layout == KVS_LAYOUT_PAGED) {
+        return kvs__paged_reserve(ctx, s, at, n, err);
+    }
     int64_t end = at + (int64_t)n;
     uint32_t had = s->n_segs;
     kvs_status st = s->layout == KVS_LAYOUT_RING ? reserve_ring(ctx, s, err)
@@ -290,6 +309,14 @@ kvs_status kvs__store_reserve(kvs_ctx *ctx, kvs__store *s, int64_t at, uint64_t 
         kvs__store_trim(ctx, s, had);
     }
     return st;
+}
+
+kvs_status kvs__store_reserve_like(kvs_ctx *ctx, kvs__store *dst, const kvs__store *src,
+                                   uint64_t extra, kvs_err *err)
+{
+    /* blocks that src let go of are not taken again for dst */
+    int64_t at = dst->layout == KVS_LAYOUT_PAGED ? src->lo : 0;
+    return kvs__store_reserve(ctx, dst, at, (uint64_t)(src->len - at) + extra, err);
 }
 
 kvs_status kvs__store_tail(kvs_ctx *ctx, const kvs__store *s, uint64_t n, kvs__store *out,
@@ -315,6 +342,10 @@ kvs_status kvs__store_tail(kvs_ctx *ctx, const kvs__store *s, uint64_t n, kvs__s
 
 void kvs__store_advance(kvs__store *s, uint64_t n)
 {
+    if (s->layout == KVS_LAYOUT_PAGED) {
+        kvs__paged_advance(s, n);
+        return;
+    }
     s->len += (int64_t)n;
     if (s->layout == KVS_LAYOUT_RING && s->len - s->lo > (int64_t)s->ring_cap) {
         s->lo = s->len - (int64_t)s->ring_cap;
@@ -323,6 +354,10 @@ void kvs__store_advance(kvs__store *s, uint64_t n)
 
 void kvs__store_jump(kvs__store *s, int64_t at)
 {
+    if (s->layout == KVS_LAYOUT_PAGED) {
+        kvs__paged_jump(s, at);
+        return;
+    }
     s->lo = at;
     s->len = at;
 }
@@ -337,6 +372,10 @@ bool kvs__store_can_rewind(const kvs__store *s, int64_t len)
 
 void kvs__store_rewind(kvs__store *s, int64_t len)
 {
+    if (s->layout == KVS_LAYOUT_PAGED) {
+        kvs__paged_rewind(s, len);
+        return;
+    }
     s->len = len;
     if (s->lo > len) {
         s->lo = len;
@@ -345,6 +384,10 @@ void kvs__store_rewind(kvs__store *s, int64_t len)
 
 void kvs__store_drop(kvs_ctx *ctx, kvs__store *s)
 {
+    if (s->layout == KVS_LAYOUT_PAGED) {
+        kvs__paged_drop(ctx, s);
+        return;
+    }
     for (uint32_t i = 0; i < s->n_segs; i++) {
         kvs__seg_unref(ctx, s->seg[i]);
         s->seg[i] = NULL;
@@ -378,6 +421,15 @@ uint64_t kvs__store_locate(const kvs__store *s, int64_t pos, uint64_t most, cons
         *slot = (uint64_t)(pos - s->first[i]);
         return least(run, s->seg[i]->cap - *slot);
     }
+    if (s->layout == KVS_LAYOUT_PAGED) {
+        uint64_t b = (uint64_t)pos / s->block;
+        *seg = s->table[b < s->n_sink ? b : s->n_sink + b - s->base];
+        *slot = (uint64_t)pos - b * s->block;
+        if (pos < s->lo) { /* what lies between the sinks and lo is not held */
+            run = least(run, least((uint64_t)s->sinks, (uint64_t)s->lo) - (uint64_t)pos);
+        }
+        return least(run, s->block - *slot);
+    }
     if (pos >= s->lo) {
         *seg = s->seg[0];
         *slot = (uint64_t)pos % s->ring_cap;
@@ -388,8 +440,11 @@ uint64_t kvs__store_locate(const kvs__store *s, int64_t pos, uint64_t most, cons
     return least(run, least((uint64_t)s->sinks, (uint64_t)s->lo) - *slot);
 }
 
-void kvs__store_pin(kvs__store *dst, kvs__store *src)
+kvs_status kvs__store_pin(kvs_ctx *ctx, kvs__store *dst, kvs__store *src, kvs_err *err)
 {
+    if (src->layout == KVS_LAYOUT_PAGED) {
+        return kvs__paged_fork(ctx, src, src->len, dst, err);
+    }
     *dst = *src;
     for (uint32_t i = 0; i < src->n_segs; i++) {
         kvs__seg *seg = src->seg[i];
@@ -408,4 +463,5 @@ void kvs__store_pin(kvs__store *dst, kvs__store *src)
         seg->pin_hi = none || hi > seg->pin_hi ? hi : seg->pin_hi;
         seg->refs++;
     }
+    return KVS_OK;
 }

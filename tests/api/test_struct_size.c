@@ -60,7 +60,7 @@ static const kvs_layer_spec spec = {sizeof(kvs_layer_spec),
                                     KVS_LAYER_ATTENTION,
                                     0,
                                     0};
-static const kvs_cache_opts cache_opts = {sizeof(kvs_cache_opts), 1, &spec, 0};
+static const kvs_cache_opts cache_opts = {sizeof(kvs_cache_opts), 1, &spec, 0, NULL, 0, 0};
 static const kvs_kv kv = {sizeof(kvs_kv), 2, KVS_F32, numbers, numbers, 0, 0, 0, 0};
 static const kvs_attend attend = {sizeof(kvs_attend),
                                   KVS_READ_CAUSAL,
