@@ -79,6 +79,7 @@ kvs_status kvs__layer_reserve(kvs_ctx *ctx, kvs__layer *l, uint64_t n, kvs_err *
     }
     append_plan p = plan_append(l, n);
     uint32_t had = l->early.n_segs;
+    uint64_t table = l->early.table_cap;
     kvs_status st = KVS_OK;
     if (p.dense) {
         st = kvs__store_reserve(ctx, &l->early, len, p.dense, err);
@@ -89,7 +90,7 @@ kvs_status kvs__layer_reserve(kvs_ctx *ctx, kvs__layer *l, uint64_t n, kvs_err *
         st = kvs__store_reserve(ctx, &l->main, len, p.rest, err);
     }
     if (st != KVS_OK) {
-        kvs__store_trim(ctx, &l->early, had);
+        kvs__store_trim(ctx, &l->early, had, table);
     }
     return st;
 }

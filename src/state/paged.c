@@ -263,10 +263,9 @@ kvs_status kvs__paged_reserve(kvs_ctx *ctx, kvs__store *s, int64_t at, uint64_t 
 
 /* -- apply */
 
-void kvs__paged_give_back(kvs_ctx *ctx, kvs__store *s, uint32_t n_segs)
+void kvs__paged_give_back(kvs_ctx *ctx, kvs__store *s, uint32_t n_segs, uint64_t cap)
 {
     trim(s, n_segs);
-    uint64_t cap = table_cap(s, s->n_segs);
     if (cap < s->table_cap) {
         kvs__seg **table = cap > 0 ? kvs__calloc(ctx, (size_t)cap, sizeof *table) : NULL;
         if (cap > 0 && !table) {

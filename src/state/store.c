@@ -231,10 +231,10 @@ static kvs_status unshare(kvs_ctx *ctx, kvs__store *s, uint32_t i, kvs_err *err)
     return KVS_OK;
 }
 
-void kvs__store_trim(kvs_ctx *ctx, kvs__store *s, uint32_t n_segs)
+void kvs__store_trim(kvs_ctx *ctx, kvs__store *s, uint32_t n_segs, uint64_t table_cap)
 {
     if (s->layout == KVS_LAYOUT_PAGED) {
-        kvs__paged_give_back(ctx, s, n_segs);
+        kvs__paged_give_back(ctx, s, n_segs, table_cap);
         return;
     }
     while (s->n_segs > n_segs) {
@@ -306,7 +306,7 @@ kvs_status kvs__store_reserve(kvs_ctx *ctx, kvs__store *s, int64_t at, uint64_t 
         }
     }
     if (st != KVS_OK) {
-        kvs__store_trim(ctx, s, had);
+        kvs__store_trim(ctx, s, had, 0);
     }
     return st;
 }

@@ -114,8 +114,9 @@ size_t kvs__store_bytes(const kvs__store *s);
 /* Makes room for positions [at, at + n) and copies segments whose pinned slots they would write
  * over. On failure no segment was added; one may have been copied. */
 kvs_status kvs__store_reserve(kvs_ctx *ctx, kvs__store *s, int64_t at, uint64_t n, kvs_err *err);
-/* Gives up the segments from n_segs on, which hold no token. */
-void kvs__store_trim(kvs_ctx *ctx, kvs__store *s, uint32_t n_segs);
+/* Undoes a reserve: gives up the segments from n_segs on, which hold no token, and of a paged table
+ * what is beyond table_cap. */
+void kvs__store_trim(kvs_ctx *ctx, kvs__store *s, uint32_t n_segs, uint64_t table_cap);
 /* Counts n tokens as written; the room was reserved. */
 void kvs__store_advance(kvs__store *s, uint64_t n);
 /* Empty ring: continue at position `at`, everything before it (sinks apart) counts as dropped. */
@@ -158,8 +159,8 @@ bool kvs__paged_planned(const kvs__store *s, uint64_t n_tokens, size_t *bytes);
 size_t kvs__paged_bytes(const kvs__store *s);
 /* Nothing changes on failure. */
 kvs_status kvs__paged_reserve(kvs_ctx *ctx, kvs__store *s, int64_t at, uint64_t n, kvs_err *err);
-/* Undoes a reserve: blocks from n_segs on, and the table where it is larger than the rest needs. */
-void kvs__paged_give_back(kvs_ctx *ctx, kvs__store *s, uint32_t n_segs);
+/* Gives up the blocks from n_segs on and what the table has beyond cap entries, cap >= n_segs. */
+void kvs__paged_give_back(kvs_ctx *ctx, kvs__store *s, uint32_t n_segs, uint64_t cap);
 void kvs__paged_advance(kvs__store *s, uint64_t n);
 void kvs__paged_jump(kvs__store *s, int64_t at);
 void kvs__paged_rewind(kvs__store *s, int64_t len);
