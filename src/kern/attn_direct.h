@@ -339,6 +339,10 @@ INLINE void direct_rows(const direct *job, uint32_t bits, kvs_dtype dtype, const
 
 /* -- instances: by codec and rows. */
 
+#ifndef TILES /* of a codec's scores, where a tier has its reasons */
+#define TILES(bits, R, T) (T)
+#endif
+
 #define CODECS_OF(X, R, T, C)                                                                      \
     X(f32, 0, KVS_F32, R, T, C)                                                                    \
     X(f16, 0, KVS_F16, R, T, C)                                                                    \
@@ -353,7 +357,7 @@ INLINE void direct_rows(const direct *job, uint32_t bits, kvs_dtype dtype, const
 #define INSTANCE(name, bits, dtype, R, T, C)                                                       \
     static void qk_##name##_##R(const direct *job)                                                 \
     {                                                                                              \
-        direct_tiles(job, bits, dtype, R, T);                                                      \
+        direct_tiles(job, bits, dtype, R, TILES(bits, R, T));                                      \
     }                                                                                              \
     static void pv_##name##_##R(const direct *job)                                                 \
     {                                                                                              \
