@@ -67,10 +67,10 @@ kvs_status kvs__layer_reserve(kvs_ctx *ctx, kvs__layer *l, uint64_t n, kvs_err *
 {
     uint64_t most = l->spec.max_block ? l->spec.max_block : 1;
     if (kvs__store_slides(&l->main) && n > most) {
-        return kvs__fail(err, KVS_E_LIMIT, "state",
-                         "a block of %llu tokens exceeds the %s's max_block %llu",
-                         (unsigned long long)n,
-                         l->spec.layout == KVS_LAYOUT_RING ? "ring" : "window", (unsigned long long)most);
+        return kvs__fail(
+            err, KVS_E_LIMIT, "state", "a block of %llu tokens exceeds the %s's max_block %llu",
+            (unsigned long long)n, l->spec.layout == KVS_LAYOUT_RING ? "ring" : "window",
+            (unsigned long long)most);
     }
     int64_t len = kvs__layer_len(l);
     if (n > (uint64_t)(INT64_MAX / 4) || len > INT64_MAX / 4) {

@@ -32,6 +32,7 @@ void kvs__paged_init(kvs__store *s, struct kvs_pages *pages, uint32_t block)
 {
     s->pages = pages;
     s->block = block;
+    s->shift = block & (block - 1) ? 0 : (uint32_t)__builtin_ctz(block);
     s->n_sink = div_up(s->sinks, block);
     s->base = s->n_sink;
 }
@@ -115,9 +116,8 @@ bool kvs__paged_planned(const kvs__store *s, uint64_t n_tokens, size_t *bytes)
 {
     size_t one = 0;
     uint64_t n = kvs__paged_blocks(s, n_tokens);
-    uint64_t cap = (s->block + KVS__TILE - 1) / KVS__TILE * KVS__TILE;
     *bytes = 0;
-    return n <= UINT32_MAX && kvs__seg_size(&s->fmt, cap, &one) &&
+    return n <= UINT32_MAX && kvs__page_size(&s->fmt, s->block, &one) &&
            kvs__mul_size((size_t)n, one, bytes) && add_table(table_cap(s, n), bytes);
 }
 

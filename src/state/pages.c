@@ -232,9 +232,40 @@ bool kvs__fmt_same(const kvs__fmt *a, const kvs__fmt *b)
     return same;
 }
 
-static bool block_size(const kvs__fmt *fmt, uint32_t block, size_t *bytes)
+/* Unlike a segment's, all planes of one head lie together, so that reading a head of a block touches
+ * few pages of memory. seg may be NULL to get the size alone; false on overflow. */
+static bool lay_out(const kvs__fmt *fmt, uint32_t block, kvs__seg *seg, size_t *bytes)
 {
-    return kvs__seg_size(fmt, (block + KVS__TILE - 1) / KVS__TILE * KVS__TILE, bytes);
+    const uint64_t cap = (block + KVS__TILE - 1) / KVS__TILE * KVS__TILE;
+    size_t head = 0;
+    size_t at[KVS__SIDES][KVS__PLANES];
+    for (int side = 0; side < KVS__SIDES; side++) {
+        for (int p = 0; p < KVS__PLANES; p++) { /* dims and cap are small: no overflow here */
+            const kvs__side *s = &fmt->side[side];
+            at[side][p] = head;
+            head += ((size_t)cap * s->n_units[p] * s->unit_bytes[p] + 63) / 64 * 64;
+        }
+    }
+    const size_t front = (sizeof *seg + 63) / 64 * 64;
+    if (!kvs__mul_size(head, fmt->n_heads, bytes) || !kvs__add_size(*bytes, front, bytes)) {
+        return false;
+    }
+    if (seg) {
+        memset(seg, 0, sizeof *seg);
+        seg->bytes = *bytes;
+        seg->cap = cap;
+        for (int i = 0; i < KVS__SIDES * KVS__PLANES; i++) {
+            seg->offset[i / KVS__PLANES][i % KVS__PLANES] =
+                front + at[i / KVS__PLANES][i % KVS__PLANES];
+            seg->head_bytes[i / KVS__PLANES][i % KVS__PLANES] = head;
+        }
+    }
+    return true;
+}
+
+bool kvs__page_size(const kvs__fmt *fmt, uint32_t block, size_t *bytes)
+{
+    return lay_out(fmt, block, NULL, bytes);
 }
 
 /* Blocks of a chunk that may take `room` bytes; 0: not even one fits. */
@@ -332,7 +363,8 @@ static void add_chunk(kvs__page_class *k, kvs__page_chunk *c, uint32_t n, size_t
     c->n_free = n;
     for (uint32_t i = n; i-- > 0;) { /* so that the lowest is handed out first */
         kvs__seg *page = page_at(c, i);
-        kvs__seg_lay_out(&k->fmt, (k->pages->block + KVS__TILE - 1) / KVS__TILE * KVS__TILE, page);
+        size_t size = 0;
+        (void)lay_out(&k->fmt, k->pages->block, page, &size);
         page->chunk = c;
         page->next_free = c->free;
         c->free = page;
@@ -389,7 +421,7 @@ static kvs_status provide(kvs_pages *p, const kvs__fmt *fmt, kvs__page_class **o
 {
     size_t bytes = 0;
     size_t chunk = 0;
-    if (!block_size(fmt, p->block, &bytes) ||
+    if (!kvs__page_size(fmt, p->block, &bytes) ||
         !kvs__add_size(bytes, CHUNK_HEAD + sizeof(kvs__page_class), &chunk)) {
         return kvs__fail(err, KVS_E_RANGE, "state", "a block of %u tokens is too large", p->block);
     }
@@ -463,9 +495,9 @@ static void push(kvs__seg *page)
 static void change(kvs__seg *page, int refs, int kept)
 {
     kvs__page_class *k = page->chunk->home;
-    KVS_ASSERT(page->refs > 0);                                 /* never from a free block */
+    KVS_ASSERT(page->refs > 0);                                  /* never from a free block */
     KVS_ASSERT(refs > 0 || kept < 0 || page->refs > page->kept); /* some cache's */
-    KVS_ASSERT(kept >= 0 || page->kept > 0);                    /* some index's */
+    KVS_ASSERT(kept >= 0 || page->kept > 0);                     /* some index's */
     --*counter(k, state_of(page));
     page->refs += (uint32_t)refs;
     page->kept += (uint32_t)kept;
@@ -576,7 +608,8 @@ bool kvs__pages_need(const kvs_pages_opts *opts, const kvs__fmt *fmt, uint64_t n
     size_t block = 0;
     size_t sum = 0;
     o.block_tokens = o.block_tokens ? o.block_tokens : KVS__PAGE_BLOCK;
-    if (!block_size(fmt, o.block_tokens, &block) || block > SIZE_MAX / 2 || n_blocks > SIZE_MAX) {
+    if (!kvs__page_size(fmt, o.block_tokens, &block) || block > SIZE_MAX / 2 ||
+        n_blocks > SIZE_MAX) {
         return false;
     }
     *bytes = 0;
@@ -586,8 +619,7 @@ bool kvs__pages_need(const kvs_pages_opts *opts, const kvs__fmt *fmt, uint64_t n
     uint32_t per = full_chunk(block, o.chunk_bytes ? o.chunk_bytes : CHUNK_BYTES);
     size_t chunks = (size_t)(n_blocks / per + (n_blocks % per > 0));
     return kvs__mul_size(per, block, &sum) && kvs__add_size(sum, CHUNK_HEAD, &sum) &&
-           kvs__mul_size(sum, chunks, &sum) &&
-           kvs__add_size(sum, sizeof(kvs__page_class), bytes);
+           kvs__mul_size(sum, chunks, &sum) && kvs__add_size(sum, sizeof(kvs__page_class), bytes);
 }
 
 size_t kvs__pages_head(void)

@@ -96,23 +96,21 @@ const kvs__fmt *kvs__page_fmt(const kvs__seg *page)
 
 /* -- bytes */
 
-/* Of one plane of one side and all heads. */
+/* Of one plane of one side and one head. */
 static size_t plane_bytes(const kvs__fmt *fmt, int side, int plane, uint64_t cap)
 {
     const kvs__side *s = &fmt->side[side];
-    return (size_t)cap * s->n_units[plane] * s->unit_bytes[plane] * fmt->n_heads;
+    return (size_t)cap * s->n_units[plane] * s->unit_bytes[plane];
 }
 
 size_t kvs__page_raw_bytes(const kvs__fmt *fmt, uint32_t block_tokens)
 {
     uint64_t cap = (block_tokens + KVS__TILE - 1) / KVS__TILE * KVS__TILE;
     size_t sum = 0;
-    for (int side = 0; side < KVS__SIDES; side++) {
-        for (int p = 0; p < KVS__PLANES; p++) {
-            sum += plane_bytes(fmt, side, p, cap);
-        }
+    for (int i = 0; i < KVS__SIDES * KVS__PLANES; i++) {
+        sum += plane_bytes(fmt, i / KVS__PLANES, i % KVS__PLANES, cap);
     }
-    return sum;
+    return sum * fmt->n_heads;
 }
 
 /* Zeros for the slots of one head from n on. */
@@ -136,16 +134,15 @@ static void clear_dead(const kvs__side *s, int side, int plane, uint32_t n, uint
 void kvs__page_get_raw(const kvs__seg *page, uint32_t n_tokens, unsigned char *dst)
 {
     const kvs__fmt *fmt = kvs__page_fmt(page);
-    for (int side = 0; side < KVS__SIDES; side++) {
-        for (int p = 0; p < KVS__PLANES; p++) {
-            size_t bytes = plane_bytes(fmt, side, p, page->cap);
-            if (bytes == 0) {
-                continue;
-            }
-            memcpy(dst, kvs__seg_at(page, side, p, 0), bytes);
-            for (uint32_t h = 0; n_tokens < page->cap && h < fmt->n_heads; h++) {
-                clear_dead(&fmt->side[side], side, p, n_tokens, page->cap,
-                           dst + h * page->head_bytes[side][p]);
+    for (uint32_t i = 0; i < fmt->n_heads * KVS__SIDES * KVS__PLANES; i++) {
+        uint32_t head = i / (KVS__SIDES * KVS__PLANES);
+        int side = (int)(i / KVS__PLANES % KVS__SIDES);
+        int p = (int)(i % KVS__PLANES);
+        size_t bytes = plane_bytes(fmt, side, p, page->cap);
+        if (bytes > 0) {
+            memcpy(dst, kvs__seg_at(page, side, p, head), bytes);
+            if (n_tokens < page->cap) {
+                clear_dead(&fmt->side[side], side, p, n_tokens, page->cap, dst);
             }
             dst += bytes;
         }
@@ -156,13 +153,14 @@ void kvs__page_set_raw(kvs__seg *page, const unsigned char *src)
 {
     const kvs__fmt *fmt = kvs__page_fmt(page);
     KVS_ASSERT(page->refs == 1 && page->kept == 1);
-    for (int side = 0; side < KVS__SIDES; side++) {
-        for (int p = 0; p < KVS__PLANES; p++) {
-            size_t bytes = plane_bytes(fmt, side, p, page->cap);
-            if (bytes > 0) {
-                memcpy(kvs__seg_at(page, side, p, 0), src, bytes);
-                src += bytes;
-            }
+    for (uint32_t i = 0; i < fmt->n_heads * KVS__SIDES * KVS__PLANES; i++) {
+        uint32_t head = i / (KVS__SIDES * KVS__PLANES);
+        int side = (int)(i / KVS__PLANES % KVS__SIDES);
+        int p = (int)(i % KVS__PLANES);
+        size_t bytes = plane_bytes(fmt, side, p, page->cap);
+        if (bytes > 0) {
+            memcpy(kvs__seg_at(page, side, p, head), src, bytes);
+            src += bytes;
         }
     }
 }
@@ -182,9 +180,8 @@ static kvs_status check_pages(const kvs_cache *c, uint32_t i, const kvs__store *
         const kvs__seg *page = list->page[b];
         if (!page || page->chunk->home->pages != c->pages ||
             !kvs__fmt_same(kvs__page_fmt(page), &s->fmt)) {
-            return kvs__fail(err, KVS_E_INVAL, "state",
-                             "layer %u: block %llu of the list is %s", i, (unsigned long long)b,
-                             page ? "of another pool or format" : "NULL");
+            return kvs__fail(err, KVS_E_INVAL, "state", "layer %u: block %llu of the list is %s", i,
+                             (unsigned long long)b, page ? "of another pool or format" : "NULL");
         }
     }
     return KVS_OK;

@@ -23,7 +23,7 @@
 
 #define KVS__PAGE_BLOCK 64u /* tokens; bench_attention: as fast as grow, and a fork wastes 32 */
 
-#define KVS__PAGE_MOST  256u
+#define KVS__PAGE_MOST 256u
 
 typedef struct kvs__page_class kvs__page_class;
 
@@ -82,6 +82,8 @@ kvs_status kvs__pages_read_opts(const kvs_pages_opts *opts, kvs_pages_opts *out,
 bool kvs__pages_need(const kvs_pages_opts *opts, const kvs__fmt *fmt, uint64_t n_blocks,
                      size_t *bytes);
 size_t kvs__pages_head(void);
+/* Bytes of one block, its header included; false on overflow. */
+bool kvs__page_size(const kvs__fmt *fmt, uint32_t block_tokens, size_t *bytes);
 bool kvs__fmt_same(const kvs__fmt *a, const kvs__fmt *b);
 
 /* -- what a prefix index needs (pages_index.c) */
@@ -102,8 +104,8 @@ kvs_status kvs__page_need_of(const kvs_cache *c, uint32_t layer, uint64_t n_toke
  * only those below count. KVS_E_RANGE: not stored (any more). */
 kvs_status kvs__page_keep_of(const kvs_cache *c, uint32_t layer, uint64_t block,
                              uint64_t n_committed, kvs__seg **out, kvs_err *err);
-/* Bytes of a block without padding: K planes, then V planes (codes or elements, scales, biases), each
- * [heads][slots] where K slots come in tiles as kvs_span says and V slots in rows; slots are the
+/* Bytes of a block without padding: head after head its K planes, then its V planes (codes or
+ * elements, scales, biases), where K slots come in tiles as kvs_span says and V slots in rows; slots are the
  * block's tokens rounded up to 16. Depends on the format and block_tokens alone. */
 size_t kvs__page_raw_bytes(const kvs__fmt *fmt, uint32_t block_tokens);
 /* Slots from n_tokens on are written as zeros, whatever a rewound token left there. */

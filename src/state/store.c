@@ -77,15 +77,6 @@ bool kvs__seg_size(const kvs__fmt *fmt, uint64_t cap, size_t *bytes)
     return lay_out(fmt, cap, NULL, bytes);
 }
 
-void kvs__seg_lay_out(const kvs__fmt *fmt, uint64_t cap, kvs__seg *seg)
-{
-    size_t bytes = 0;
-    memset(seg, 0, sizeof *seg);
-    (void)lay_out(fmt, cap, seg, &bytes);
-    seg->bytes = bytes;
-    seg->cap = cap;
-}
-
 static kvs_status seg_new(kvs_ctx *ctx, const kvs__fmt *fmt, uint64_t cap, kvs__seg **out,
                           kvs_err *err)
 {
@@ -99,7 +90,10 @@ static kvs_status seg_new(kvs_ctx *ctx, const kvs__fmt *fmt, uint64_t cap, kvs__
         (void)kvs__nomem(err, "state", bytes);
         return KVS_E_NOMEM;
     }
-    kvs__seg_lay_out(fmt, cap, seg);
+    memset(seg, 0, sizeof *seg);
+    (void)lay_out(fmt, cap, seg, &bytes);
+    seg->bytes = bytes;
+    seg->cap = cap;
     seg->refs = 1;
     *out = seg;
     return KVS_OK;
@@ -422,7 +416,7 @@ uint64_t kvs__store_locate(const kvs__store *s, int64_t pos, uint64_t most, cons
         return least(run, s->seg[i]->cap - *slot);
     }
     if (s->layout == KVS_LAYOUT_PAGED) {
-        uint64_t b = (uint64_t)pos / s->block;
+        uint64_t b = s->shift ? (uint64_t)pos >> s->shift : (uint64_t)pos / s->block;
         *seg = s->table[b < s->n_sink ? b : s->n_sink + b - s->base];
         *slot = (uint64_t)pos - b * s->block;
         if (pos < s->lo) { /* what lies between the sinks and lo is not held */

@@ -72,6 +72,7 @@ typedef struct kvs__store {
     /* paged */
     struct kvs_pages *pages;
     uint32_t block;   /* tokens of a block */
+    uint32_t shift;   /* of a block of 2^shift tokens; 0: divide */
     uint64_t n_sink;  /* blocks with sinks, kept whatever the window */
     uint64_t base;    /* number of the block after those in the table, >= n_sink */
     kvs__seg **table; /* [table_cap], n_segs in use */
@@ -80,8 +81,6 @@ typedef struct kvs__store {
 
 /* Fills side from a checked codec. */
 void kvs__side_init(kvs__side *side, const kvs_codec *codec, uint32_t dim);
-/* Fills the header of a segment of `cap` tokens; one reference is the caller's to set. */
-void kvs__seg_lay_out(const kvs__fmt *fmt, uint64_t cap, kvs__seg *seg);
 /* False on overflow. */
 bool kvs__seg_size(const kvs__fmt *fmt, uint64_t cap, size_t *bytes);
 

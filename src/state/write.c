@@ -369,7 +369,7 @@ void kvs__store_read(kvs_ctx *ctx, const kvs__store *s, int side, uint32_t head,
         uint64_t m = kvs__store_locate(s, at + (int64_t)done, n - done, &seg, &slot);
         uint64_t room = KVS__TILE - slot % KVS__TILE;
         m = side == KVS__K && m > room ? room : m;
-        kvs__planes p = {NULL, NULL, NULL};
+        kvs__planes p = {NULL, NULL, NULL, 0, 0};
         const void **plane[KVS__PLANES] = {&p.data, &p.scale, &p.bias};
         for (int i = 0; i < KVS__PLANES; i++) {
             if (sd->n_units[i]) {
