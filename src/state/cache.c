@@ -478,8 +478,13 @@ kvs_status kvs_cache_reserve(kvs_cache *c, uint32_t layer, uint32_t n_tokens, kv
     uint32_t first = 0;
     uint32_t end = 0;
     kvs_status st = layer_range(c, layer, &first, &end, err);
-    for (uint32_t i = first; st == KVS_OK && i < end; i++) {
+    uint32_t i = first;
+    for (; st == KVS_OK && i < end; i++) {
+        kvs__layer_mark(&c->layer[i]);
         st = kvs__layer_reserve(c->ctx, &c->layer[i], n_tokens, err);
+    }
+    while (st != KVS_OK && i > first) { /* what one row can't use, others can */
+        kvs__layer_undo(c->ctx, &c->layer[--i]);
     }
     return st;
 }

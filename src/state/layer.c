@@ -63,6 +63,23 @@ static append_plan plan_append(const kvs__layer *l, uint64_t n)
     return p;
 }
 
+void kvs__layer_mark(kvs__layer *l)
+{
+    const kvs__store *s[2] = {&l->main, &l->early};
+    for (int i = 0; i < 2; i++) {
+        l->mark[i].n_segs = s[i]->n_segs;
+        l->mark[i].table_cap = s[i]->table_cap;
+    }
+}
+
+void kvs__layer_undo(kvs_ctx *ctx, kvs__layer *l)
+{
+    kvs__store *s[2] = {&l->main, &l->early};
+    for (int i = 0; i < 2; i++) {
+        kvs__store_trim(ctx, s[i], l->mark[i].n_segs, l->mark[i].table_cap);
+    }
+}
+
 kvs_status kvs__layer_reserve(kvs_ctx *ctx, kvs__layer *l, uint64_t n, kvs_err *err)
 {
     uint64_t most = l->spec.max_block ? l->spec.max_block : 1;

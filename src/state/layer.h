@@ -19,6 +19,10 @@ typedef struct kvs__layer {
     uint64_t reserve;
     kvs__store main;
     kvs__store early; /* used when spec.dense_until > 0 */
+    struct {
+        uint32_t n_segs;
+        uint64_t table_cap;
+    } mark[2]; /* of main and early at kvs__layer_mark */
 } kvs__layer;
 
 struct kvs_cache {
@@ -40,6 +44,9 @@ int64_t kvs__layer_len(const kvs__layer *l);
 /* The store whose tokens answer for the length: main once converted, early before. */
 const kvs__store *kvs__layer_store(const kvs__layer *l);
 kvs_status kvs__layer_reserve(kvs_ctx *ctx, kvs__layer *l, uint64_t n, kvs_err *err);
+/* Remembers what is held, and gives up what reserves since then have added. */
+void kvs__layer_mark(kvs__layer *l);
+void kvs__layer_undo(kvs_ctx *ctx, kvs__layer *l);
 /* Reserves, then writes; the write itself cannot fail. */
 kvs_status kvs__layer_append(kvs_ctx *ctx, kvs__layer *l, const kvs_kv *kv, kvs_err *err);
 bool kvs__layer_can_rewind(const kvs__layer *l, uint64_t n);
