@@ -70,7 +70,10 @@ static void publish(const kvs_cache *c, uint64_t n_tokens, entry *e)
     for (uint32_t l = 0; l < N_LAYERS; l++) {
         kvs__page_need need;
         rig_must(kvs__page_need_of(c, l, n_tokens, &need, NULL));
+        uint64_t block = kvs__pages_block(c->pages);
+        uint64_t stored = ((uint64_t)kvs_cache_oldest(c, l) + block - 1) / block;
         uint64_t n = 0;
+        need.first = need.first < stored ? stored : need.first; /* after a rewind: less slack */
         for (uint64_t b = 0; b < need.end; b++) {
             if (b < need.n_sink || b >= need.first) {
                 rig_must(kvs__page_keep_of(c, l, b, n_tokens, &e->page[l][n++], NULL));
@@ -177,8 +180,11 @@ static void test_raw(void **state)
                 memset(x, 0xaa, bytes);
                 memset(y, 0x55, bytes);
                 kvs__page_get_raw(e.page[l][j], used, x);
-                kvs__page_get_raw(eo.page[l][j], used, y);
-                assert_memory_equal(x, y, bytes);
+                uint64_t skip = eo.list[l].first - list->first;
+                if (j < list->n_sink || j >= list->n_sink + skip) {
+                    kvs__page_get_raw(eo.page[l][j < list->n_sink ? j : j - skip], used, y);
+                    assert_memory_equal(x, y, bytes);
+                }
                 rig_must(kvs__page_fresh(b, l, n, &made.page[l][j], NULL));
                 kvs__page_set_raw(made.page[l][j], x);
                 kvs__page_get_raw(made.page[l][j], block, y);
