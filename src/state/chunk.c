@@ -29,7 +29,7 @@ static size_t round_up(size_t n)
 static uint32_t k_tiles(uint32_t dim)
 {
     uint32_t n = K_FLOATS / (dim * KVS__TILE);
-    n = n < 1 ? 1 : n;
+    n = n < 2 ? 2 : n; /* one tile of 16 lanes would leave qk a load for each product */
     return n > K_TILES ? K_TILES : n;
 }
 
