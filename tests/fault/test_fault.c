@@ -497,10 +497,9 @@ static void test_reserved_append_needs_nothing(void **state)
     static const struct {
         kvs_status (*prepare)(rig *r);
         uint32_t n;
-    } cases[] = {{grow_255, 1500},      {ring_spare, 8},   {ring_pinned, 8},
-                 {delayed, 1500},       {delayed_ring, 7}, {grow_pinned, 1500},
-                 {paged_64, 1500},      {paged_spare, 8},  {paged_window, 8},
-                 {paged_pinned, 1500},  {paged_delayed, 1500}};
+    } cases[] = {{grow_255, 1500},  {ring_spare, 8},      {ring_pinned, 8},     {delayed, 1500},
+                 {delayed_ring, 7}, {grow_pinned, 1500},  {paged_64, 1500},     {paged_spare, 8},
+                 {paged_window, 8}, {paged_pinned, 1500}, {paged_delayed, 1500}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         rig r;
         scenario s = {"reserved", cases[i].prepare, NULL, 0};
@@ -518,7 +517,7 @@ static void test_calls_that_take_nothing(void **state)
 {
     (void)state;
     static kvs_status (*const prepare[])(rig *) = {grow_255,    ring_pinned,  delayed,
-                                                     grow_pinned, paged_window, paged_pinned};
+                                                   grow_pinned, paged_window, paged_pinned};
     for (size_t i = 0; i < sizeof prepare / sizeof prepare[0]; i++) {
         rig r;
         scenario s = {"nothing", prepare[i], NULL, 0};

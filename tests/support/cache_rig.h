@@ -86,7 +86,8 @@ static inline kvs_layer_spec rig_ring(kvs_layer_spec s, uint32_t window, uint32_
 }
 
 #ifdef RIG_PAGED
-static uint32_t rig_block; /* not 0: layers are paged, in blocks of so many tokens in random order */
+static uint32_t
+    rig_block; /* not 0: layers are paged, in blocks of so many tokens in random order */
 
 /* Block sizes that suites are run with. */
 static const uint32_t rig_blocks[] = {1, 3, 16, 17, 64, 256};

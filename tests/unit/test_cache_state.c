@@ -732,11 +732,10 @@ int main(void)
         cmocka_unit_test(test_import_drops_dense),
         cmocka_unit_test(test_gap),
     };
-    const struct CMUnitTest paged[] = { /* those that count neither segments nor their bytes */
-        cmocka_unit_test(test_views),
-        cmocka_unit_test(test_view_and_jump),
-        cmocka_unit_test(test_convert_sinks),
-        cmocka_unit_test(test_convert_delayed),
+    const struct CMUnitTest paged[] = {
+        /* those that count neither segments nor their bytes */
+        cmocka_unit_test(test_views),         cmocka_unit_test(test_view_and_jump),
+        cmocka_unit_test(test_convert_sinks), cmocka_unit_test(test_convert_delayed),
         cmocka_unit_test(test_clear),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -212,7 +212,8 @@ static void test_plan_is_taken(void **state)
         }
         assert_int_equal(stats_of(o.pages).n_total, 0);
         kvs_pages_free(o.pages);
-        assert_int_equal(rig_live(ctx) > before, caches > rows * heads); /* scratch of the context */
+        assert_int_equal(rig_live(ctx) > before,
+                         caches > rows * heads); /* scratch of the context */
         kvs_ctx_free(ctx);
     }
 }
@@ -252,7 +253,8 @@ static void test_plan_of_windows(void **state)
     (void)state;
     for (uint32_t i = 0; i < 36; i++) {
         kvs_ctx *ctx = rig_ctx(1, 0);
-        kvs_layer_spec s[2] = {rig_spec(1, 32, 32, "q4:32", "f16"), rig_spec(1, 32, 32, "f16", "f16")};
+        kvs_layer_spec s[2] = {rig_spec(1, 32, 32, "q4:32", "f16"),
+                               rig_spec(1, 32, 32, "f16", "f16")};
         s[0] = rig_as_paged(rig_ring(s[0], 1 + i * 7, i % 5 * 6, 1 + i % 9));
         s[1] = rig_as_paged(s[1]);
         s[0].dense_until = i % 3 ? 60 + i : 0;
@@ -614,12 +616,18 @@ static void test_blocks_are_clean(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bad_pools),     cmocka_unit_test(test_bad_caches),
-        cmocka_unit_test(test_signatures),    cmocka_unit_test(test_plan_is_taken),
-        cmocka_unit_test(test_bad_plans),     cmocka_unit_test(test_plan_of_windows),
-        cmocka_unit_test(test_limit),         cmocka_unit_test(test_churn),
-        cmocka_unit_test(test_same_as_ring),  cmocka_unit_test(test_forks),
-        cmocka_unit_test(test_lifetimes),     cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_bad_pools),
+        cmocka_unit_test(test_bad_caches),
+        cmocka_unit_test(test_signatures),
+        cmocka_unit_test(test_plan_is_taken),
+        cmocka_unit_test(test_bad_plans),
+        cmocka_unit_test(test_plan_of_windows),
+        cmocka_unit_test(test_limit),
+        cmocka_unit_test(test_churn),
+        cmocka_unit_test(test_same_as_ring),
+        cmocka_unit_test(test_forks),
+        cmocka_unit_test(test_lifetimes),
+        cmocka_unit_test(test_chunks),
         cmocka_unit_test(test_blocks_are_clean),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -79,10 +79,9 @@ static void publish(const kvs_cache *c, uint64_t n_tokens, entry *e)
                 rig_must(kvs__page_keep_of(c, l, b, n_tokens, &e->page[l][n++], NULL));
             }
         }
-        e->list[l] = (kvs__page_list){e->page[l], n, need.n_sink, need.first,
-                                      n_tokens == (uint64_t)kvs_cache_length(c, l)
-                                          ? kvs_cache_oldest(c, l)
-                                          : 0};
+        e->list[l] = (kvs__page_list){
+            e->page[l], n, need.n_sink, need.first,
+            n_tokens == (uint64_t)kvs_cache_length(c, l) ? kvs_cache_oldest(c, l) : 0};
     }
 }
 
@@ -321,7 +320,8 @@ static void test_gap(void **state)
     kvs_planes planes;
     size_t bytes = 0;
     void *base = rig_planes(&s, 0, 10, &planes, &bytes);
-    rig_must(kvs_cache_import(c, 0, 1000, 10, &planes, NULL)); /* positions 1000..1009: blocks 62, 63 */
+    rig_must(
+        kvs_cache_import(c, 0, 1000, 10, &planes, NULL)); /* positions 1000..1009: blocks 62, 63 */
     kvs__seg *page = NULL;
     assert_int_equal(kvs__page_keep_of(c, 0, 62, 1010, &page, NULL), KVS_E_RANGE);
     assert_int_equal(kvs__page_keep_of(c, 0, 61, 1010, &page, NULL), KVS_E_RANGE);
@@ -421,7 +421,8 @@ static void test_reclaim(void **state)
     rig_must(rig_append(c, 0, 16 * 8, 1, NULL));
     kvs_pages_stats now = stats_of(p);
     assert_true(now.bytes <= limit && now.n_held == 8 && now.n_cached == st.n && st.n > 0);
-    assert_int_equal(rig_append(c, 0, 16 * 8, 1, NULL), KVS_E_LIMIT); /* it gives all it has first */
+    assert_int_equal(rig_append(c, 0, 16 * 8, 1, NULL),
+                     KVS_E_LIMIT); /* it gives all it has first */
     assert_true(st.n == 0 && stats_of(p).n_held == 8 && stats_of(p).n_cached == 0);
     kvs_cache_free(c);
     kvs_pages_free(p);
