@@ -63,6 +63,27 @@ static append_plan plan_append(const kvs__layer *l, uint64_t n)
     return p;
 }
 
+kvs_status kvs__layer_room(const kvs__layer *l, uint64_t n, kvs_err *err)
+{
+    int64_t len = kvs__layer_len(l);
+    if (!kvs__layer_open(l) || (uint64_t)(len - l->round.base) + n <= l->round.most) {
+        return KVS_OK;
+    }
+    return kvs__fail(err, KVS_E_LIMIT, "state",
+                     "%llu tokens at position %lld: the round at %lld takes %llu",
+                     (unsigned long long)n, (long long)len, (long long)l->round.base,
+                     (unsigned long long)l->round.most);
+}
+
+void kvs__layer_drop_early(kvs_ctx *ctx, kvs__layer *l)
+{
+    if (kvs__layer_open(l) && l->round.dense) {
+        l->round.held = true;
+    } else {
+        kvs__store_drop(ctx, &l->early);
+    }
+}
+
 kvs_status kvs__layer_reserve(kvs_ctx *ctx, kvs__layer *l, uint64_t n, kvs_err *err)
 {
     uint64_t most = l->spec.max_block ? l->spec.max_block : 1;
@@ -76,9 +97,12 @@ kvs_status kvs__layer_reserve(kvs_ctx *ctx, kvs__layer *l, uint64_t n, kvs_err *
         return kvs__fail(err, KVS_E_RANGE, "state", "%llu tokens are too many",
                          (unsigned long long)n);
     }
+    kvs_status st = kvs__layer_room(l, n, err);
+    if (st != KVS_OK) {
+        return st;
+    }
     append_plan p = plan_append(l, n);
     uint32_t had = l->early.n_segs;
-    kvs_status st = KVS_OK;
     if (p.dense) {
         st = kvs__store_reserve(ctx, &l->early, len, p.dense, err);
     }
@@ -126,7 +150,7 @@ kvs_status kvs__layer_append(kvs_ctx *ctx, kvs__layer *l, const kvs_kv *kv, kvs_
     int64_t len = kvs__layer_len(l);
     append_plan p = plan_append(l, kv->n_tokens);
     if (delayed(l) && l->main.len > 0) {
-        kvs__store_drop(ctx, &l->early);
+        kvs__layer_drop_early(ctx, l);
     }
     write_tokens(ctx, &l->early, len, p.dense, kv, len);
     if (p.cross) {
@@ -134,6 +158,38 @@ kvs_status kvs__layer_append(kvs_ctx *ctx, kvs__layer *l, const kvs_kv *kv, kvs_
     }
     write_tokens(ctx, &l->main, len + (int64_t)p.dense, p.rest, kv, len);
     return KVS_OK;
+}
+
+kvs_status kvs__layer_committed(const kvs__layer *l, int64_t end, const char *what, kvs_err *err)
+{
+    if (!kvs__layer_open(l) || end <= l->round.base) {
+        return KVS_OK;
+    }
+    return kvs__fail(err, KVS_E_STATE, "state",
+                     "%s of position %lld: a round is open, positions from %lld on are not "
+                     "committed",
+                     what, (long long)end - 1, (long long)l->round.base);
+}
+
+void kvs__layer_drop(kvs_ctx *ctx, kvs__layer *l)
+{
+    kvs__store_drop(ctx, &l->main);
+    kvs__store_drop(ctx, &l->early);
+}
+
+void kvs__layer_fork(kvs__layer *dst, kvs__layer *src, int64_t len)
+{
+    *dst = *src;
+    dst->round.base = -1;
+    if (!delayed(src)) {
+        kvs__store_fork(&dst->main, &src->main, len);
+        return;
+    }
+    /* as a rewind: below the switch only the dense copy, at it what there is */
+    bool converted = src->main.len > 0 && len >= dense_until(src);
+    kvs__store_fork(&dst->main, &src->main, converted ? len : 0);
+    int64_t dense = src->early.len < len ? src->early.len : len;
+    kvs__store_fork(&dst->early, &src->early, dense);
 }
 
 bool kvs__layer_can_rewind(const kvs__layer *l, uint64_t n)

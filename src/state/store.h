@@ -39,7 +39,7 @@ typedef struct kvs__fmt {
 typedef struct kvs__seg {
     size_t bytes;   /* of the whole allocation, this header included */
     uint64_t cap;   /* tokens, a multiple of KVS__TILE */
-    uint32_t refs;  /* the store and each view that pins it */
+    uint32_t refs;  /* the stores and views that share it */
     int64_t pin_lo; /* hull of the pinned positions; empty when pin_lo >= pin_hi */
     int64_t pin_hi;
     size_t offset[KVS__SIDES][KVS__PLANES];     /* of head 0 from `this` */
@@ -47,10 +47,14 @@ typedef struct kvs__seg {
 } kvs__seg;
 
 /* I1  Stored are the positions [lo, len) and [0, min(sinks, len)).
- * I2  grow: lo == 0; position p lies in the last segment with first <= p, at slot p - first.
+ * I2  grow: lo == 0; position p lies in the last segment with first <= p, at slot p - first. So a
+ *     segment ends where the next one begins, whatever its capacity; first is on the tile grid.
  * I3  ring: len - lo <= ring_cap; p >= lo lies at slot p mod ring_cap of seg[0], a sink below lo at
  *     slot p of seg[1]. Sinks are written to both, so seg[0] alone serves until it wraps over them.
- * I4  K tiles of a segment hold no uninitialised bytes where a token of the tile is stored. */
+ * I4  K tiles of a segment hold no uninitialised bytes where a token of the tile is stored.
+ * I5  Of the stores that share a segment at most one owns it. Only the owner writes there, and not
+ *     over pinned positions: all that a view or another store reads is pinned. Others get a segment
+ *     of their own first: grow starts one behind what is shared, a ring copies its (bounded) one. */
 typedef struct kvs__store {
     kvs__fmt fmt;
     kvs_layout layout;
@@ -63,6 +67,8 @@ typedef struct kvs__store {
     uint32_t n_segs;
     kvs__seg *seg[KVS__MAX_SEGS];
     int64_t first[KVS__MAX_SEGS]; /* grow: position at slot 0 */
+    bool owned[KVS__MAX_SEGS];
+    int64_t base; /* grow: where the ladder of segments began; past 0 behind a shared prefix */
 } kvs__store;
 
 /* Fills side from a checked codec. */
@@ -96,8 +102,9 @@ void kvs__store_init(kvs__store *s, const kvs_layer_spec *spec, const kvs_codec 
 /* Bytes of all segments once n_tokens are held; false on overflow or past KVS__MAX_SEGS. */
 bool kvs__store_planned(const kvs__store *s, uint64_t n_tokens, size_t *bytes);
 size_t kvs__store_bytes(const kvs__store *s);
-/* Makes room for positions [at, at + n) and copies segments whose pinned slots they would write
- * over. On failure no segment was added; one may have been copied. */
+/* Makes room for positions [at, at + n), of its own where others read what would be written over
+ * (I5). A grow store, whose length is `at`, copies 15 tokens at most, but half of its segments when
+ * it has no more room in its list. On failure no segment was added; one may have been copied. */
 kvs_status kvs__store_reserve(kvs_ctx *ctx, kvs__store *s, int64_t at, uint64_t n, kvs_err *err);
 /* Gives up the segments from n_segs on, which hold no token. */
 void kvs__store_trim(kvs_ctx *ctx, kvs__store *s, uint32_t n_segs);
@@ -115,8 +122,13 @@ bool kvs__store_holds(const kvs__store *s, int64_t pos);
  * positions), at most `most`. */
 uint64_t kvs__store_locate(const kvs__store *s, int64_t pos, uint64_t most, const kvs__seg **seg,
                            uint64_t *slot);
-/* Pins all that is stored: dst becomes an alias that shares the segments. */
+/* Pins all that is stored: dst becomes an alias that shares the segments and is only read. */
 void kvs__store_pin(kvs__store *dst, kvs__store *src);
+/* dst becomes a store of its own that begins with the tokens of src below `len`, to which src can
+ * rewind: O(segments), allocates and copies nothing. */
+void kvs__store_fork(kvs__store *dst, kvs__store *src, int64_t len);
+/* Drops all but a first segment that is wholly its own. */
+void kvs__store_empty(kvs_ctx *ctx, kvs__store *s);
 void kvs__seg_unref(kvs_ctx *ctx, kvs__seg *seg);
 /* A store of the same format for n tokens that follow those of s, apart from it (block reads).
  * Freed by kvs__store_drop. */
