@@ -105,9 +105,9 @@ typedef struct kvs_prefill_row {
     int64_t end;    /* position at which valid tokens end, KVS_PREFILL_NO_END: no such */
 } kvs_prefill_row;
 
-/* left[b]: columns of padding in front (empty rows only); lengths[b]: columns before the trailing
- * padding, left ones included; right[b]: trailing padding. left and right may be NULL. Ends are set
- * for all rows if any has trailing padding. */
+/* left[b]: columns of padding in front (empty rows only: KVS_E_STATE); right[b]: trailing padding.
+ * Either may be NULL. If any row has trailing padding, ends are set for all: lengths[b] counts the
+ * columns before it, left ones included; else lengths don't matter. */
 KVS_API kvs_status kvs_prefill_prepare(kvs_prefill_row *rows, uint32_t n_rows, const uint32_t *left,
                                        const uint32_t *lengths, const uint32_t *right,
                                        kvs_err *err);

@@ -84,14 +84,8 @@ void kvs__layer_drop_early(kvs_ctx *ctx, kvs__layer *l)
     }
 }
 
-kvs_status kvs__layer_reserve(kvs_ctx *ctx, kvs__layer *l, uint64_t n, kvs_err *err)
+kvs_status kvs__layer_reserve_all(kvs_ctx *ctx, kvs__layer *l, uint64_t n, kvs_err *err)
 {
-    uint64_t most = l->spec.max_block ? l->spec.max_block : 1;
-    if (l->spec.layout == KVS_LAYOUT_RING && n > most) {
-        return kvs__fail(err, KVS_E_LIMIT, "state",
-                         "a block of %llu tokens exceeds the ring's max_block %llu",
-                         (unsigned long long)n, (unsigned long long)most);
-    }
     int64_t len = kvs__layer_len(l);
     if (n > (uint64_t)(INT64_MAX / 4) || len > INT64_MAX / 4) {
         return kvs__fail(err, KVS_E_RANGE, "state", "%llu tokens are too many",
@@ -115,6 +109,17 @@ kvs_status kvs__layer_reserve(kvs_ctx *ctx, kvs__layer *l, uint64_t n, kvs_err *
         kvs__store_trim(ctx, &l->early, had);
     }
     return st;
+}
+
+kvs_status kvs__layer_reserve(kvs_ctx *ctx, kvs__layer *l, uint64_t n, kvs_err *err)
+{
+    uint64_t most = l->spec.max_block ? l->spec.max_block : 1;
+    if (l->spec.layout == KVS_LAYOUT_RING && n > most) {
+        return kvs__fail(err, KVS_E_LIMIT, "state",
+                         "a block of %llu tokens exceeds the ring's max_block %llu",
+                         (unsigned long long)n, (unsigned long long)most);
+    }
+    return kvs__layer_reserve_all(ctx, l, n, err);
 }
 
 kvs_status kvs__kv_check(const kvs_kv *kv, const char *what, kvs_err *err)
@@ -181,6 +186,7 @@ void kvs__layer_fork(kvs__layer *dst, kvs__layer *src, int64_t len)
 {
     *dst = *src;
     dst->round.base = -1;
+    len = src->spec.kind == KVS_LAYER_BORROW ? 0 : len;
     if (!delayed(src)) {
         kvs__store_fork(&dst->main, &src->main, len);
         return;

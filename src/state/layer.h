@@ -81,6 +81,8 @@ void kvs__layer_import(kvs_ctx *ctx, kvs__layer *l, int64_t at, uint64_t n, cons
 void kvs__store_export(const kvs__store *s, int64_t begin, uint64_t n, const kvs_planes *p,
                        uint64_t stride);
 kvs_status kvs__layer_reserve(kvs_ctx *ctx, kvs__layer *l, uint64_t n, kvs_err *err);
+/* The same for an append in several blocks, each within a ring's max_block. */
+kvs_status kvs__layer_reserve_all(kvs_ctx *ctx, kvs__layer *l, uint64_t n, kvs_err *err);
 /* Reserves, then writes; the write itself cannot fail. */
 kvs_status kvs__layer_append(kvs_ctx *ctx, kvs__layer *l, const kvs_kv *kv, kvs_err *err);
 /* dst: a layer of its own that begins with the first `len` tokens of src (which can rewind there).
