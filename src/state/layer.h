@@ -25,6 +25,7 @@ typedef struct kvs__round {
     bool dense;    /* began with the dense copy: it may be needed again */
     bool whole;    /* began before the conversion */
     bool held;     /* the dense copy would have been dropped */
+    uint32_t segs[2]; /* of main and early before begin */
 } kvs__round;
 
 struct kvs__round_ops;

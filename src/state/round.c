@@ -15,6 +15,8 @@ static bool kv_can_begin(const kvs__layer *l, uint64_t most, bool drafts)
 static kvs_status kv_begin(kvs_ctx *ctx, kvs__layer *l, kvs_err *err)
 {
     bool delayed = l->spec.dense_until > 0;
+    l->round.segs[0] = l->main.n_segs;
+    l->round.segs[1] = l->early.n_segs;
     l->round.whole = delayed && l->main.len == 0;
     l->round.dense = l->round.drafts && (l->round.whole || l->early.len > 0);
     return kvs__layer_reserve(ctx, l, l->round.most, err);
@@ -45,6 +47,14 @@ static void kv_abort(kvs_ctx *ctx, kvs__layer *l)
     go_back(ctx, l, l->round.base);
 }
 
+/* Nothing was appended yet: what begin took goes too. */
+static void kv_undo(kvs_ctx *ctx, kvs__layer *l)
+{
+    kv_abort(ctx, l);
+    kvs__store_trim(ctx, &l->main, l->round.segs[0]);
+    kvs__store_trim(ctx, &l->early, l->round.segs[1]);
+}
+
 static size_t kv_retained(const kvs__layer *l)
 {
     return l->round.held ? kvs__store_bytes(&l->early) : 0;
@@ -52,6 +62,7 @@ static size_t kv_retained(const kvs__layer *l)
 
 const kvs__round_ops *kvs__round_ops_of(kvs_layer_kind kind)
 {
-    static const kvs__round_ops kv = {kv_can_begin, kv_begin, kv_settle, kv_abort, kv_retained};
+    static const kvs__round_ops kv = {kv_can_begin, kv_begin,    kv_undo,
+                                      kv_settle,    kv_abort, kv_retained};
     return kind == KVS_LAYER_ATTENTION || kind == KVS_LAYER_LATENT ? &kv : NULL;
 }

@@ -287,11 +287,13 @@ kvs_status kvs_rows_fork(kvs_rows *rows, uint32_t row, uint64_t n_tokens, kvs_er
 {
     kvs_status st = kvs__rows_closed(rows, "fork", err);
     st = st == KVS_OK ? kvs__rows_index(rows, row, err) : st;
-    st = st == KVS_OK ? make_room(rows, 1, err) : st;
     kvs_cache *c = NULL;
     st = st == KVS_OK ? kvs_cache_fork(rows->row[row], n_tokens, &c, err) : st;
+    st = st == KVS_OK ? make_room(rows, 1, err) : st;
     if (st == KVS_OK) {
         rows->row[rows->n++] = c;
+    } else {
+        kvs_cache_free(c);
     }
     return st;
 }

@@ -71,15 +71,20 @@ static void close_layer(kvs__layer *l)
     l->round = (kvs__round){.base = -1};
 }
 
-/* What was begun before layer `end` of the row is undone. */
-static void unwind(kvs_cache *c, uint32_t end)
+/* Closes layers [0, end) of the row: `begun` aborts a round, else it failed to begin. */
+static void unwind(kvs_cache *c, uint32_t end, bool begun)
 {
     for (uint32_t i = 0; i < end; i++) {
         kvs__layer *l = &c->layer[i];
-        if (l->ops) {
-            l->ops->abort(c->ctx, l);
-            close_layer(l);
+        if (!l->ops) {
+            continue;
         }
+        if (begun) {
+            l->ops->abort(c->ctx, l);
+        } else {
+            l->ops->undo(c->ctx, l);
+        }
+        close_layer(l);
     }
     c->open = false;
 }
@@ -97,7 +102,7 @@ static kvs_status begin_row(kvs_cache *c, kvs_txn_kind kind, uint32_t drafts, kv
         kvs_status st = l->ops->begin(c->ctx, l, err);
         if (st != KVS_OK) {
             close_layer(l);
-            unwind(c, i);
+            unwind(c, i, false);
             return st;
         }
     }
@@ -125,7 +130,7 @@ kvs_status kvs_txn_begin(kvs_rows *rows, const kvs_txn_opts *opts, kvs_err *err)
         st = begin_row(rows->row[r], o.kind, drafts_of(&o, r), err);
         if (st != KVS_OK) {
             for (uint32_t u = 0; u < r; u++) {
-                unwind(rows->row[u], rows->row[u]->n_layers);
+                unwind(rows->row[u], rows->row[u]->n_layers, false);
             }
             return st;
         }
@@ -240,7 +245,7 @@ kvs_status kvs_txn_abort(kvs_rows *rows, kvs_err *err)
         return st;
     }
     for (uint32_t r = 0; r < rows->n; r++) {
-        unwind(rows->row[r], rows->row[r]->n_layers);
+        unwind(rows->row[r], rows->row[r]->n_layers, true);
     }
     rows->open = false;
     rows->rounds++;
