@@ -97,8 +97,7 @@ KVS_API void kvs_cache_free(kvs_cache *cache); /* NULL is fine; views and forks 
  * hold alone, kvs_ctx_stats.live_bytes counts it once. KVS_E_RANGE: more tokens than a layer has;
  * KVS_E_STATE: fewer than it can be rewound to, or drafts of an open round (txn.h). */
 #define KVS_ALL_TOKENS UINT64_MAX
-KVS_API kvs_status kvs_cache_fork(kvs_cache *src, uint64_t n_tokens, kvs_cache **out,
-                                  kvs_err *err);
+KVS_API kvs_status kvs_cache_fork(kvs_cache *src, uint64_t n_tokens, kvs_cache **out, kvs_err *err);
 /* Empties all layers and gives their memory back, except what reserve_tokens asked for; where a
  * view pins that, or a layer gave it up when it was converted, the next append takes it anew. */
 KVS_API kvs_status kvs_cache_clear(kvs_cache *cache, kvs_err *err);

@@ -22,8 +22,8 @@ typedef struct kvs_rows kvs_rows;
 
 /* A set of n caches of the context (n may be 0), which it owns from then on. KVS_E_INVAL: a NULL, a
  * cache given twice, of another context, in a round, or of another geometry than the first. */
-KVS_API kvs_status kvs_rows_merge(kvs_ctx *ctx, kvs_cache *const *caches, uint32_t n, kvs_rows **out,
-                                  kvs_err *err);
+KVS_API kvs_status kvs_rows_merge(kvs_ctx *ctx, kvs_cache *const *caches, uint32_t n,
+                                  kvs_rows **out, kvs_err *err);
 KVS_API void kvs_rows_free(kvs_rows *rows); /* NULL is fine; frees the caches */
 
 KVS_API uint32_t kvs_rows_count(const kvs_rows *rows);
@@ -73,11 +73,11 @@ typedef struct kvs_rect {
     kvs_dtype dtype; /* of values */
     uint64_t width;
     const kvs_rect_row *rows; /* [kvs_rows_count] */
-    kvs_planes planes;        /* values: k[0] and v[0]. NULL is left out of an export */
+    const kvs_planes *planes; /* values: k[0] and v[0]. What is NULL there, an export leaves out */
 } kvs_rect;
 #define KVS_RECT_INIT                                                                              \
     {                                                                                              \
-        sizeof(kvs_rect), 0, 0, KVS_F32, 0, NULL, KVS_PLANES_INIT                                  \
+        sizeof(kvs_rect), 0, 0, KVS_F32, 0, NULL, NULL                                             \
     }
 
 /* Copies the columns [start, end) of each row, positions first .. first + (end - start) - 1, out and
@@ -89,7 +89,7 @@ KVS_API kvs_status kvs_rect_export(const kvs_rows *set, const kvs_rect *rect, kv
 KVS_API kvs_status kvs_rect_import(kvs_rows *set, const kvs_rect *rect, kvs_err *err);
 /* The mask of n_queries new tokens behind such a rectangle ([rows, 1, n_queries, width +
  * n_queries], see KVS_MASK_PADDED) with the layer's window. pads: [count], filled here and borrowed
- * by *out. */
+ * by *out, which starts as KVS_MASK_DESC_INIT. */
 KVS_API kvs_status kvs_rect_mask(const kvs_rows *set, uint32_t layer, const kvs_rect_row *rows,
                                  uint64_t width, uint32_t n_queries, int64_t *pads,
                                  kvs_mask_desc *out, kvs_err *err);

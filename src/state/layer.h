@@ -19,12 +19,12 @@
 
 /* Of one layer in an open round. */
 typedef struct kvs__round {
-    int64_t base;  /* length at begin; -1: no round */
-    uint64_t most; /* tokens that may be appended */
-    bool drafts;   /* some of them can be rejected */
-    bool dense;    /* began with the dense copy: it may be needed again */
-    bool whole;    /* began before the conversion */
-    bool held;     /* the dense copy would have been dropped */
+    int64_t base;     /* length at begin; -1: no round */
+    uint64_t most;    /* tokens that may be appended */
+    bool drafts;      /* some of them can be rejected */
+    bool dense;       /* began with the dense copy: it may be needed again */
+    bool whole;       /* began before the conversion */
+    bool held;        /* the dense copy would have been dropped */
     uint32_t segs[2]; /* of main and early before begin */
 } kvs__round;
 
@@ -42,10 +42,10 @@ typedef struct kvs__layer {
 struct kvs_cache {
     kvs_ctx *ctx;
     uint32_t n_layers;
-    bool open;       /* a round is, in every layer with ops */
-    bool broken;     /* by a failed round: all calls are refused */
-    bool mark;       /* for the time of a call that looks for doubles (rows.c) */
-    uint32_t drafts; /* of the open round */
+    bool open;         /* a round is, in every layer with ops */
+    bool broken;       /* by a failed round: all calls are refused */
+    bool mark;         /* for the time of a call that looks for doubles (rows.c) */
+    uint32_t drafts;   /* of the open round */
     kvs__layer *layer; /* [n_layers] */
 };
 

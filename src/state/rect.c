@@ -4,8 +4,8 @@
  * the way out and never read on the way in. */
 #include <string.h>
 
-#include "kvstate/rows.h"
 #include "kern/kern.h"
+#include "kvstate/rows.h"
 #include "state/rows.h"
 
 static kvs_status check_layer(const kvs_rows *set, uint32_t layer, kvs_err *err)
@@ -64,14 +64,36 @@ kvs_status kvs_rect_plan(const kvs_rows *set, uint32_t layer, kvs_rect_row *rows
     return KVS_OK;
 }
 
-static kvs_status read_rect(const kvs_rows *set, const kvs_rect *rect, kvs_rect *r, kvs_err *err)
+/* A description that was read. */
+typedef struct rect {
+    uint32_t layer;
+    uint32_t flags;
+    kvs_dtype dtype;
+    uint64_t width;
+    const kvs_rect_row *rows;
+    kvs_planes planes;
+} rect;
+
+static kvs_status read_structs(const kvs_rows *set, const kvs_rect *desc, rect *r, kvs_err *err)
 {
+    kvs_rect d = KVS_RECT_INIT;
+    kvs_planes planes = KVS_PLANES_INIT;
     kvs_status st = kvs__rows_check(set, err);
-    if (st == KVS_OK && !rect) {
+    if (st == KVS_OK && !desc) {
         st = kvs__fail(err, KVS_E_INVAL, "state", "rect is NULL");
     }
-    st = st == KVS_OK ? kvs__opts_read(r, sizeof *r, rect, "kvs_rect", err) : st;
-    st = st == KVS_OK ? check_layer(set, r->layer, err) : st;
+    st = st == KVS_OK ? kvs__opts_read(&d, sizeof d, desc, "kvs_rect", err) : st;
+    if (st == KVS_OK && !d.planes) {
+        st = kvs__fail(err, KVS_E_INVAL, "state", "planes is NULL");
+    }
+    st = st == KVS_OK ? kvs__opts_read(&planes, sizeof planes, d.planes, "kvs_planes", err) : st;
+    *r = (rect){d.layer, d.flags, d.dtype, d.width, d.rows, planes};
+    return st == KVS_OK ? check_layer(set, r->layer, err) : st;
+}
+
+static kvs_status read_rect(const kvs_rows *set, const kvs_rect *desc, rect *r, kvs_err *err)
+{
+    kvs_status st = read_structs(set, desc, r, err);
     if (st != KVS_OK) {
         return st;
     }
@@ -97,7 +119,7 @@ static kvs_status read_rect(const kvs_rows *set, const kvs_rect *rect, kvs_rect 
     return KVS_OK;
 }
 
-static bool raw(const kvs_rect *r)
+static bool raw(const rect *r)
 {
     return (r->flags & KVS_RECT_RAW) != 0;
 }
@@ -116,7 +138,7 @@ static bool same_format(const kvs__fmt *a, const kvs__fmt *b)
 }
 
 /* The format that a row's columns have (out) or need (in). */
-static const kvs__fmt *row_fmt(const kvs_rows *set, const kvs_rect *r, uint32_t b, bool in)
+static const kvs__fmt *row_fmt(const kvs_rows *set, const rect *r, uint32_t b, bool in)
 {
     const kvs__layer *l = layer_of(set, b, r->layer);
     int64_t end = r->rows[b].first + (int64_t)(r->rows[b].end - r->rows[b].start);
@@ -127,7 +149,7 @@ static const kvs__fmt *row_fmt(const kvs_rows *set, const kvs_rect *r, uint32_t 
 }
 
 /* Of the rectangle: that of the first row which has columns; the caller checks the others. */
-static const kvs__fmt *rect_fmt(const kvs_rows *set, const kvs_rect *r, bool in)
+static const kvs__fmt *rect_fmt(const kvs_rows *set, const rect *r, bool in)
 {
     uint32_t b = 0;
     while (b + 1 < set->n && r->rows[b].start == r->rows[b].end) {
@@ -148,7 +170,7 @@ static uint32_t elem_bytes(kvs_dtype t)
 }
 
 /* Bytes of a token of one head in a plane of the rectangle. */
-static size_t unit_row(const kvs_rect *r, const kvs__fmt *fmt, int side, int plane)
+static size_t unit_row(const rect *r, const kvs__fmt *fmt, int side, int plane)
 {
     const kvs__side *s = &fmt->side[side];
     if (raw(r)) {
@@ -157,13 +179,13 @@ static size_t unit_row(const kvs_rect *r, const kvs__fmt *fmt, int side, int pla
     return plane == 0 ? (size_t)s->shape.dim * elem_bytes(r->dtype) : 0;
 }
 
-static unsigned char *plane_of(const kvs_rect *r, int side, int plane)
+static unsigned char *plane_of(const rect *r, int side, int plane)
 {
     return side == KVS__K ? r->planes.k[plane] : r->planes.v[plane];
 }
 
 /* Column `column` of row b, head h. */
-static unsigned char *cell(const kvs_rect *r, const kvs__fmt *fmt, int side, int plane, uint32_t b,
+static unsigned char *cell(const rect *r, const kvs__fmt *fmt, int side, int plane, uint32_t b,
                            uint32_t h, uint64_t column)
 {
     size_t at = ((size_t)b * fmt->n_heads + h) * (size_t)r->width + (size_t)column;
@@ -171,7 +193,7 @@ static unsigned char *cell(const kvs_rect *r, const kvs__fmt *fmt, int side, int
 }
 
 /* The planes of row b alone, from column `column` on; heads are r->width tokens apart. */
-static kvs_planes planes_of_row(const kvs_rect *r, const kvs__fmt *fmt, uint32_t b, uint64_t column)
+static kvs_planes planes_of_row(const rect *r, const kvs__fmt *fmt, uint32_t b, uint64_t column)
 {
     kvs_planes p = KVS_PLANES_INIT;
     for (int side = 0; side < KVS__SIDES; side++) {
@@ -196,7 +218,7 @@ static void narrow(const kvs__kern *kern, void *dst, const float *src, kvs_dtype
 }
 
 /* Values of the row's columns, at most a tile at a time. */
-static void put_values(const kvs_rows *set, const kvs_rect *r, const kvs__store *s, uint32_t b,
+static void put_values(const kvs_rows *set, const rect *r, const kvs__store *s, uint32_t b,
                        int side, float *rows)
 {
     const kvs_rect_row *w = &r->rows[b];
@@ -215,7 +237,7 @@ static void put_values(const kvs_rows *set, const kvs_rect *r, const kvs__store 
     }
 }
 
-static void pad_row(const kvs_rect *r, const kvs__fmt *fmt, uint32_t b, int side, int plane)
+static void pad_row(const rect *r, const kvs__fmt *fmt, uint32_t b, int side, int plane)
 {
     const kvs_rect_row *w = &r->rows[b];
     size_t row = unit_row(r, fmt, side, plane);
@@ -225,7 +247,7 @@ static void pad_row(const kvs_rect *r, const kvs__fmt *fmt, uint32_t b, int side
     }
 }
 
-static kvs_status check_export(const kvs_rows *set, const kvs_rect *r, kvs_err *err)
+static kvs_status check_export(const kvs_rows *set, const rect *r, kvs_err *err)
 {
     for (uint32_t b = 0; b < set->n; b++) {
         const kvs__layer *l = layer_of(set, b, r->layer);
@@ -250,10 +272,10 @@ static kvs_status check_export(const kvs_rows *set, const kvs_rect *r, kvs_err *
     return KVS_OK;
 }
 
-kvs_status kvs_rect_export(const kvs_rows *set, const kvs_rect *rect, kvs_err *err)
+kvs_status kvs_rect_export(const kvs_rows *set, const kvs_rect *desc, kvs_err *err)
 {
-    kvs_rect r = KVS_RECT_INIT;
-    kvs_status st = read_rect(set, rect, &r, err);
+    rect r;
+    kvs_status st = read_rect(set, desc, &r, err);
     st = st == KVS_OK ? check_export(set, &r, err) : st;
     if (st != KVS_OK || set->n == 0) {
         return st;
@@ -290,7 +312,7 @@ kvs_status kvs_rect_export(const kvs_rows *set, const kvs_rect *rect, kvs_err *e
 
 /* Everything about row b that can fail. Values that go into a ring come in blocks, of which the
  * first makes the room. */
-static kvs_status reserve_row(const kvs_rows *set, const kvs_rect *r, uint32_t b, kvs_err *err)
+static kvs_status reserve_row(const kvs_rows *set, const rect *r, uint32_t b, kvs_err *err)
 {
     kvs__layer *l = NULL;
     const kvs_rect_row *w = &r->rows[b];
@@ -313,7 +335,7 @@ static kvs_status reserve_row(const kvs_rows *set, const kvs_rect *r, uint32_t b
     return st == KVS_OK ? kvs__layer_reserve_all(set->ctx, l, n, err) : st;
 }
 
-static void import_values(const kvs_rows *set, const kvs_rect *r, uint32_t b)
+static void import_values(const kvs_rows *set, const rect *r, uint32_t b)
 {
     kvs__layer *l = NULL;
     const kvs_rect_row *w = &r->rows[b];
@@ -339,10 +361,10 @@ static void import_values(const kvs_rows *set, const kvs_rect *r, uint32_t b)
     }
 }
 
-kvs_status kvs_rect_import(kvs_rows *set, const kvs_rect *rect, kvs_err *err)
+kvs_status kvs_rect_import(kvs_rows *set, const kvs_rect *desc, kvs_err *err)
 {
-    kvs_rect r = KVS_RECT_INIT;
-    kvs_status st = read_rect(set, rect, &r, err);
+    rect r;
+    kvs_status st = read_rect(set, desc, &r, err);
     for (uint32_t b = 0; st == KVS_OK && raw(&r) && b < set->n; b++) {
         bool has = r.rows[b].end > r.rows[b].start;
         if (has && !same_format(row_fmt(set, &r, b, true), rect_fmt(set, &r, true))) {
@@ -408,8 +430,7 @@ kvs_status kvs_rect_mask(const kvs_rows *set, uint32_t layer, const kvs_rect_row
     d.n_keys = (int64_t)width + (int64_t)n_queries;
     d.window = window;
     d.pads = pads;
-    *out = d;
-    return KVS_OK;
+    return kvs__stats_write(out, &d, sizeof d);
 }
 
 /* -- padded prefill: positions alone */

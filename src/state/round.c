@@ -62,7 +62,7 @@ static size_t kv_retained(const kvs__layer *l)
 
 const kvs__round_ops *kvs__round_ops_of(kvs_layer_kind kind)
 {
-    static const kvs__round_ops kv = {kv_can_begin, kv_begin,    kv_undo,
+    static const kvs__round_ops kv = {kv_can_begin, kv_begin, kv_undo,
                                       kv_settle,    kv_abort, kv_retained};
     return kind == KVS_LAYER_ATTENTION || kind == KVS_LAYER_LATENT ? &kv : NULL;
 }

@@ -255,8 +255,8 @@ kvs_status kvs_rows_reorder(kvs_rows *rows, const uint32_t *order, uint32_t n, k
 {
     kvs_status st = kvs__rows_closed(rows, "reorder", err);
     if (st == KVS_OK && n != rows->n) {
-        st = kvs__fail(err, KVS_E_INVAL, "state", "an order of %u rows for a set of %u", n,
-                       rows->n);
+        st =
+            kvs__fail(err, KVS_E_INVAL, "state", "an order of %u rows for a set of %u", n, rows->n);
     }
     return st == KVS_OK ? kvs_rows_filter(rows, order, n, err) : st;
 }

@@ -929,16 +929,16 @@ static int one_op(run *r)
         r->heap.fail_at = 1 + r->op % 5;
     }
     if (s->open && kind < 34) {
-        return kind < 14 ? op_draft(r, s) : kind < 16 ? op_share(r, s) : kind < 30 ? op_resolve(r, s)
-                                                                                  : op_abort(r, s);
+        return kind < 14   ? op_draft(r, s)
+               : kind < 16 ? op_share(r, s)
+               : kind < 30 ? op_resolve(r, s)
+                           : op_abort(r, s);
     }
-    static int (*const ops[])(run *, set *) = {op_append, op_append, op_append, op_append,
-                                               op_append, op_add,    op_add,    op_begin,
-                                               op_begin,  op_begin,  op_begin,  op_begin,
-                                               op_read,   op_read,   op_read,   op_filter,
-                                               op_fork,   op_fork,   op_fork,   op_rewind,
-                                               op_rewind, op_cancel, op_view,   op_view,
-                                               op_replay, op_clear,  op_resolve};
+    static int (*const ops[])(run *, set *) = {
+        op_append, op_append, op_append, op_append, op_append, op_add,    op_add,
+        op_begin,  op_begin,  op_begin,  op_begin,  op_begin,  op_read,   op_read,
+        op_read,   op_filter, op_fork,   op_fork,   op_fork,   op_rewind, op_rewind,
+        op_cancel, op_view,   op_view,   op_replay, op_clear,  op_resolve};
     if (kind < 54) {
         return ops[kind / 2](r, s);
     }

@@ -18,7 +18,8 @@ typedef struct rig {
     kvs_rows *rows;
     kvs_rows *other;
     kvs_cache *loose; /* in no set */
-    void *planes;
+    void *base;
+    kvs_planes planes;
     kvs_rect rect;
     kvs_rect_row at[8];
 } rig;
@@ -70,7 +71,8 @@ static void prepare_rect(rig *r)
         r->at[b] = (kvs_rect_row){250, 242, 0, 8};
     }
     kvs_layer_spec s = rig_spec(4, 16, 16, "f32", "f32");
-    r->planes = rig_planes(&s, 0, 8, &r->rect.planes, &bytes);
+    r->base = rig_planes(&s, 0, 8, &r->planes, &bytes);
+    r->rect.planes = &r->planes;
 }
 
 static void prepare_import(rig *r)
@@ -193,7 +195,7 @@ static void close_rig(rig *r)
     kvs_rows_free(r->other);
     kvs_cache_free(r->loose);
     kvs_ctx_free(r->ctx);
-    free(r->planes);
+    free(r->base);
     assert_int_equal(r->heap.live, 0);
     assert_int_equal(r->heap.blocks, 0);
     assert_int_equal(r->heap.wrong, 0);
@@ -270,8 +272,7 @@ static void test_a_round_takes_nothing(void **state)
                 assert_int_equal(rig_draft(kvs_rows_cache(r.rows, b), i, 8, 2, 1), KVS_OK);
             }
         }
-        assert_int_equal(abort ? kvs_txn_abort(r.rows, NULL)
-                               : kvs_txn_resolve_all(r.rows, 1, NULL),
+        assert_int_equal(abort ? kvs_txn_abort(r.rows, NULL) : kvs_txn_resolve_all(r.rows, 1, NULL),
                          KVS_OK);
         assert_int_equal(r.heap.calls, r.heap.fail_at);
         close_rig(&r);

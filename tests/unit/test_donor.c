@@ -23,7 +23,8 @@ static kvs_layer_spec borrow(uint32_t donor)
 enum { DONORS = 6 * 4 };
 static kvs_layer_spec donor_spec(int i)
 {
-    static const char *const codec[] = {"f32", "bf16", "affine4:32", "affine8:32", "q4:32", "q3:32"};
+    static const char *const codec[] = {"f32",        "bf16",  "affine4:32",
+                                        "affine8:32", "q4:32", "q3:32"};
     kvs_layer_spec s = rig_spec(2, 32, 64, codec[i % 6], codec[(i + 1) % 6]);
     int layout = i / 6;
     if (layout == 1) {

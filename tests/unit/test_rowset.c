@@ -59,6 +59,24 @@ static void test_a_fork_shares_and_pays_for_what_it_adds(void **state)
     kvs_ctx_free(ctx);
 }
 
+/* A fork of segments that are full to the last token starts small too. */
+static void test_a_fork_at_the_end_of_a_segment(void **state)
+{
+    (void)state;
+    kvs_ctx *ctx = rig_ctx(1, 0);
+    kvs_layer_spec s = f16_spec();
+    kvs_cache *a = rig_solo(ctx, &s, 1, 1280, 1);
+    kvs_cache *b = NULL;
+    assert_true(segment(1281) > segment(1280) + segment(512)); /* what the source would take */
+    assert_int_equal(kvs_cache_fork(a, KVS_ALL_TOKENS, &b, NULL), KVS_OK);
+    size_t live = rig_live(ctx);
+    rig_fill(b, 0, 1, 1, 1);
+    assert_int_equal(rig_live(ctx) - live, segment(256));
+    kvs_cache_free(a);
+    kvs_cache_free(b);
+    kvs_ctx_free(ctx);
+}
+
 /* Forks at every length around tiles and segments, both sides going on differently. */
 static void test_forks_at_every_length(void **state)
 {
@@ -212,7 +230,8 @@ static void test_row_refusals(void **state)
     kvs_ctx *ctx2 = rig_ctx(1, 0);
     kvs_layer_spec s[2] = {f16_spec(), f16_spec()};
     kvs_layer_spec wide = rig_spec(2, 64, 32, "f16", "f16");
-    kvs_cache *c[3] = {rig_cache(ctx, s, 1, 0), rig_cache(ctx, s, 2, 0), rig_cache(ctx, &wide, 1, 0)};
+    kvs_cache *c[3] = {rig_cache(ctx, s, 1, 0), rig_cache(ctx, s, 2, 0),
+                       rig_cache(ctx, &wide, 1, 0)};
     kvs_cache *far = rig_cache(ctx2, s, 1, 0);
     kvs_rows *rows = NULL;
     kvs_err err = {KVS_OK, 0, "", ""};
@@ -285,10 +304,12 @@ static void round_trip(const char *codec, bool ring, bool raw)
     assert_int_equal(kvs_rect_plan(from, 0, at, &r.width, NULL), KVS_OK);
     assert_int_equal(r.width, ring ? 20 : 300);
     size_t bytes = 0;
+    kvs_planes planes;
     kvs_layer_spec f32 = rig_spec(2, 32, 64, "f32", "f32");
     kvs_layer_spec many = raw ? s : f32;
     many.n_kv_heads = 2 * ROWS;
-    void *base = rig_planes(&many, 0, r.width, &r.planes, &bytes);
+    void *base = rig_planes(&many, 0, r.width, &planes, &bytes);
+    r.planes = &planes;
     memset(base, 0x5a, bytes);
     r.rows = at;
     r.flags = raw ? KVS_RECT_RAW : 0;
@@ -296,7 +317,7 @@ static void round_trip(const char *codec, bool ring, bool raw)
     size_t row = (size_t)r.width * 2 * (raw && s.k.bits ? 32 * (size_t)s.k.bits / 8 : 32 * 4);
     row = raw && !s.k.bits ? (size_t)r.width * 2 * 32 * 2 : row;
     for (uint32_t b = 0; b < ROWS; b++) {
-        const unsigned char *p = (const unsigned char *)r.planes.k[0] + b * row;
+        const unsigned char *p = (const unsigned char *)planes.k[0] + b * row;
         assert_int_equal(at[b].offset, len[b]);
         assert_int_equal(at[b].end, r.width);
         for (size_t i = 0; i < at[b].start * (row / (2 * r.width)); i++) {
@@ -371,11 +392,13 @@ static void test_rectangle_refusals(void **state)
     kvs_rect_row at[3];
     kvs_rect r = KVS_RECT_INIT;
     kvs_err err = {KVS_OK, 0, "", ""};
+    kvs_planes planes = KVS_PLANES_INIT;
     float plane[3 * 2 * 8 * 32];
     memset(plane, 0, sizeof plane);
     rig_must(kvs_rect_plan(rows, 0, at, &r.width, NULL));
     r.rows = at;
-    r.planes.k[0] = plane;
+    r.planes = &planes;
+    planes.k[0] = plane;
     r.flags = KVS_RECT_RAW;
     assert_int_equal(kvs_rect_export(rows, &r, &err), KVS_E_UNSUPPORTED); /* mixed codecs */
     assert_int_equal(kvs_rect_import(rows, &r, &err), KVS_E_UNSUPPORTED);
@@ -397,16 +420,16 @@ static void test_rectangle_refusals(void **state)
     assert_int_equal(kvs_rect_export(rows, &r, &err), KVS_E_INVAL);
     r.rows = at;
     /* all rows or none: row 2 asks for another position than its length */
-    r.planes.v[0] = plane;
+    planes.v[0] = plane;
     at[0].first = 4;
     at[1].first = 4;
     assert_int_equal(kvs_rect_import(rows, &r, &err), KVS_E_RANGE);
     assert_non_null(strstr(err.msg, "row 2"));
     assert_int_equal(kvs_cache_length(c[0], 0), 4);
     at[2].first = 4;
-    r.planes.v[0] = NULL;
+    planes.v[0] = NULL;
     assert_int_equal(kvs_rect_import(rows, &r, &err), KVS_E_INVAL);
-    r.planes.v[0] = plane;
+    planes.v[0] = plane;
     assert_int_equal(kvs_rect_import(rows, &r, &err), KVS_OK);
     assert_int_equal(kvs_cache_length(c[2], 0), 8);
     rig_fill(c[2], 0, 9, 4, 1);
@@ -462,14 +485,16 @@ static void test_prefill_cases(void **state)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         for (uint32_t chunk = 1; chunk <= 8; chunk++) {
-            kvs_prefill_row row[4] = {{0, 0, KVS_PREFILL_NO_END}, {0, 0, KVS_PREFILL_NO_END},
-                                      {0, 0, KVS_PREFILL_NO_END}, {0, 0, KVS_PREFILL_NO_END}};
+            kvs_prefill_row row[4] = {{0, 0, KVS_PREFILL_NO_END},
+                                      {0, 0, KVS_PREFILL_NO_END},
+                                      {0, 0, KVS_PREFILL_NO_END},
+                                      {0, 0, KVS_PREFILL_NO_END}};
             uint64_t valid[4] = {0, 0, 0, 0};
             uint64_t shift[4];
             uint32_t n = cases[i].n;
             bool trailing = false;
-            rig_must(kvs_prefill_prepare(row, n, cases[i].left, cases[i].length, cases[i].right,
-                                         NULL));
+            rig_must(
+                kvs_prefill_prepare(row, n, cases[i].left, cases[i].length, cases[i].right, NULL));
             for (uint32_t b = 0; b < n; b++) {
                 trailing = trailing || cases[i].right[b] > 0;
                 assert_int_equal(row[b].offset, -(int64_t)cases[i].left[b]);
@@ -530,6 +555,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_fork_shares_and_pays_for_what_it_adds),
+        cmocka_unit_test(test_a_fork_at_the_end_of_a_segment),
         cmocka_unit_test(test_forks_at_every_length),
         cmocka_unit_test(test_a_long_line_of_forks),
         cmocka_unit_test(test_fork_refusals),

@@ -157,9 +157,8 @@ static void marks_round(marks *m)
         }
         m->count[b] += abort ? 0 : accepted[b] + 1;
     }
-    assert_int_equal(abort ? kvs_txn_abort(m->rows, NULL)
-                           : kvs_txn_resolve(m->rows, accepted, NULL),
-                     KVS_OK);
+    assert_int_equal(
+        abort ? kvs_txn_abort(m->rows, NULL) : kvs_txn_resolve(m->rows, accepted, NULL), KVS_OK);
 }
 
 static void marks_step(marks *m)
@@ -214,8 +213,10 @@ static void marks_prefill(marks *m)
         }
         r.width = n;
         r.rows = at;
-        r.planes.k[0] = k;
-        r.planes.v[0] = v;
+        kvs_planes planes = KVS_PLANES_INIT;
+        planes.k[0] = k;
+        planes.v[0] = v;
+        r.planes = &planes;
         rig_must(kvs_rect_import(m->rows, &r, NULL));
         free(k);
         free(v);
