@@ -416,38 +416,42 @@ static void test_only_committed_state_leaves(void **state)
     kvs_ctx_free(ctx);
 }
 
+/* One round of `drafts` drafts, all rejected, token by token from length `start`. */
+static void retain(kvs_ctx *ctx, const kvs_layer_spec *s, uint32_t start, uint32_t drafts)
+{
+    kvs_txn_stats t = KVS_TXN_STATS_INIT;
+    uint32_t dense = s->dense_until;
+    kvs_cache *c = rig_solo(ctx, s, 1, start, 1);
+    kvs_rows *rows = rig_rows_of(ctx, &c, 1);
+    rig_begin(rows, drafts);
+    for (uint32_t i = 0; i <= drafts; i++) {
+        rig_must(rig_draft(c, 0, 1, i == 0, 1));
+    }
+    rig_must(kvs_txn_get_stats(rows, &t));
+    bool held = drafts > 0 && start + drafts > dense && start < dense + 2;
+    assert_int_equal(t.retained_bytes > 0, held);
+    assert_int_equal(kvs_txn_resolve_all(rows, 0, NULL), KVS_OK);
+    rig_must(kvs_txn_get_stats(rows, &t));
+    assert_int_equal(t.retained_bytes, 0);
+    kvs_cache *solo = rig_solo(ctx, s, 1, start + 1, 1);
+    assert_true(rig_alike(c, solo, 0));
+    assert_int_equal(kvs_cache_bytes(c, 0), kvs_cache_bytes(solo, 0));
+    kvs_cache_free(solo);
+    kvs_rows_free(rows);
+}
+
 /* Rounds hold nothing but a dense copy that drafts may need; that goes with the drafts. */
 static void test_bytes_retained(void **state)
 {
     (void)state;
     kvs_ctx *ctx = rig_ctx(1, 0);
     kvs_layer_spec s = rig_spec(1, 32, 32, "q4:32", "q4:32");
-    s.dense_until = 10;
-    kvs_txn_stats t = KVS_TXN_STATS_INIT;
     for (uint32_t drafts = 0; drafts < 6; drafts++) {
-        for (uint32_t start = 6; start < 13; start++) {
-            kvs_cache *c = rig_solo(ctx, &s, 1, start, 1);
-            kvs_rows *rows = rig_rows_of(ctx, &c, 1);
-            size_t plain = kvs_cache_bytes(c, 0);
-            rig_begin(rows, drafts);
-            for (uint32_t i = 0; i <= drafts; i++) {
-                rig_must(rig_draft(c, 0, 1, i == 0, 1));
-            }
-            rig_must(kvs_txn_get_stats(rows, &t));
-            bool held = drafts > 0 && start + drafts >= 11 && start < 12;
-            assert_int_equal(t.retained_bytes > 0, held);
-            if (drafts == 0) {
-                assert_int_equal(t.retained_bytes, 0);
-            }
-            assert_int_equal(kvs_txn_resolve_all(rows, 0, NULL), KVS_OK);
-            rig_must(kvs_txn_get_stats(rows, &t));
-            assert_int_equal(t.retained_bytes, 0);
-            kvs_cache *solo = rig_solo(ctx, &s, 1, start + 1, 1);
-            assert_true(rig_alike(c, solo, 0));
-            assert_int_equal(kvs_cache_bytes(c, 0), kvs_cache_bytes(solo, 0));
-            (void)plain;
-            kvs_cache_free(solo);
-            kvs_rows_free(rows);
+        for (uint32_t at = 0; at < 7; at++) {
+            s.dense_until = 10;
+            retain(ctx, &s, 6 + at, drafts);
+            s.dense_until = 2; /* from nothing, past the conversion */
+            retain(ctx, &s, at, drafts);
         }
     }
     kvs_ctx_free(ctx);
