@@ -466,6 +466,9 @@ static void test_prefill_positions(void **state)
     assert_true(shift[0] == 1 && shift[1] == 3);
     assert_int_equal(kvs_prefill_finalize(kept, 2, shift), KVS_NO); /* one-shot */
     assert_true(shift[0] == 0 && kept[1].pad == 3);
+    assert_int_equal(kvs_prefill_advance(kept, 2, 4, starts, ends, NULL), KVS_OK);
+    assert_true(ends[0] == 4 && ends[1] == 4); /* no end any more */
+    assert_int_equal(kvs_prefill_valid(&kept[1]), 17);
 }
 
 static void test_prefill_cases(void **state)
