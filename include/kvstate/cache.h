@@ -29,7 +29,7 @@ typedef enum kvs_layout {
 typedef enum kvs_layer_kind {
     KVS_LAYER_ATTENTION = 0, /* keys and values */
     KVS_LAYER_LATENT = 1,   /* MLA: one row a token, the key; its first v_dim elements, the value */
-    KVS_LAYER_BORROW = 2,   /* nothing: reads what layer `donor`, a lower one, keeps */
+    KVS_LAYER_BORROW = 2,   /* nothing: reads what layer `donor`, a lower one, keeps by then */
     KVS_LAYER_RECURRENT = 3 /* a convolution tail and a state of fixed size */
 } kvs_layer_kind;
 
@@ -56,7 +56,9 @@ typedef struct kvs_layer_spec {
     uint32_t dense_until;
     kvs_dtype dense_dtype;
     kvs_layer_kind kind;
-    uint32_t donor;    /* borrowing layers: whose state is read */
+    /* Borrowing layers: the lower layer of keys and values whose state is read. It also tells the
+     * geometry (which may be 0 here), codecs, layout and window. */
+    uint32_t donor;
     uint32_t reserved; /* 0; leaves no padding for a later field to inherit */
 } kvs_layer_spec;
 #define KVS_LAYER_SPEC_INIT                                                                        \
@@ -98,7 +100,15 @@ KVS_API kvs_status kvs_cache_plan(const kvs_cache_opts *opts, uint64_t n_tokens,
  * context's attention scratch, so that later reads, block reads apart, take no memory. */
 KVS_API kvs_status kvs_cache_new(kvs_ctx *ctx, const kvs_cache_opts *opts, kvs_cache **out,
                                  kvs_err *err);
-KVS_API void kvs_cache_free(kvs_cache *cache); /* NULL is fine; views stay valid */
+KVS_API void kvs_cache_free(kvs_cache *cache); /* NULL is fine; views and forks stay valid */
+/* A cache of its own that begins with the first n_tokens of src (KVS_ALL_TOKENS: with all of every
+ * layer). It shares storage and copies no prefix: O(segments). Later writes of either side take
+ * memory for what they add (grow) or a copy of the window (ring); 15 tokens are copied at most
+ * otherwise. kvs_cache_bytes counts what is shared on every side in full: it says what a cache would
+ * hold alone, kvs_ctx_stats.live_bytes counts it once. KVS_E_RANGE: more tokens than a layer has;
+ * KVS_E_STATE: fewer than it can be rewound to, or drafts of an open round (txn.h). */
+#define KVS_ALL_TOKENS UINT64_MAX
+KVS_API kvs_status kvs_cache_fork(kvs_cache *src, uint64_t n_tokens, kvs_cache **out, kvs_err *err);
 /* Empties all layers and gives their memory back, except what reserve_tokens asked for; where a
  * view pins that, or a layer gave it up when it was converted, the next append takes it anew. */
 KVS_API kvs_status kvs_cache_clear(kvs_cache *cache, kvs_err *err);
@@ -106,7 +116,9 @@ KVS_API kvs_status kvs_cache_clear(kvs_cache *cache, kvs_err *err);
 KVS_API uint32_t kvs_cache_n_layers(const kvs_cache *cache);
 /* NULL for a layer out of range. Valid as long as the cache. */
 KVS_API const kvs_layer_spec *kvs_cache_spec(const kvs_cache *cache, uint32_t layer);
-/* Tokens seen, i.e. the position of the next one; -1 for a layer out of range. */
+/* Tokens seen, i.e. the position of the next one; -1 for a layer out of range. Of a layer that
+ * borrows: its donor's, whom all reads of it mean; writing to it is KVS_E_UNSUPPORTED, calls on
+ * KVS_ALL_LAYERS pass it over, and it takes no bytes. */
 KVS_API int64_t kvs_cache_length(const kvs_cache *cache, uint32_t layer);
 /* Bytes held from the allocator by one layer, by all with KVS_ALL_LAYERS. A paged layer: of its
  * table and the blocks it refers to, shared ones in full. */
@@ -202,7 +214,9 @@ KVS_API kvs_status kvs_cache_attend(kvs_cache *cache, uint32_t layer, const kvs_
 /* ---- views: reads that outlive later appends (donor layers, drafters) */
 
 /* A view pins the tokens that a layer holds now (the live window of a ring); later appends,
- * rewinds and the end of the cache don't change it. Writing over pinned tokens copies them first.
+ * rewinds, conversions, moves of the row and the end of the cache don't change it. Who writes over
+ * pinned tokens takes other memory first (as after a fork). KVS_E_STATE: an empty layer, or drafts
+ * of an open round. A drafter captures its donors so, once per chain.
  * Freed by kvs_view_free, before the context. */
 typedef struct kvs_view kvs_view;
 typedef struct kvs_view_info {

@@ -8,6 +8,8 @@
 #include "kvstate/codec.h"
 #include "kvstate/mask.h"
 #include "kvstate/pages.h"
+#include "kvstate/rows.h"
 #include "kvstate/step.h"
+#include "kvstate/txn.h"
 
 #endif

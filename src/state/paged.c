@@ -34,7 +34,7 @@ void kvs__paged_init(kvs__store *s, struct kvs_pages *pages, uint32_t block)
     s->block = block;
     s->shift = block & (block - 1) ? 0 : (uint32_t)__builtin_ctz(block);
     s->n_sink = div_up(s->sinks, block);
-    s->base = s->n_sink;
+    s->front = s->n_sink;
 }
 
 /* Blocks in the table after those of the sinks. */
@@ -48,7 +48,7 @@ kvs__seg **kvs__paged_find(const kvs__store *s, uint64_t b)
     if (b < s->n_sink) {
         return b < s->n_segs ? &s->table[b] : NULL;
     }
-    return b >= s->base && b - s->base < n_window(s) ? &s->table[s->n_sink + b - s->base] : NULL;
+    return b >= s->front && b - s->front < n_window(s) ? &s->table[s->n_sink + b - s->front] : NULL;
 }
 
 /* Oldest position kept of a sliding store that holds len tokens. */
@@ -96,7 +96,8 @@ static uint64_t table_cap(const kvs__store *s, uint64_t n_blocks)
         return 0;
     }
     if (s->window) {
-        return s->n_sink + window_blocks(s, s->ring_cap + s->block); /* of one import */
+        /* of one import; several blocks may be reserved together */
+        return most(n_blocks, s->n_sink + window_blocks(s, s->ring_cap + s->block));
     }
     uint64_t cap = TABLE_MIN;
     while (cap < n_blocks) {
@@ -195,11 +196,11 @@ static paged_plan plan_reserve(const kvs__store *s, int64_t at, uint64_t n)
     uint64_t end = div_up((uint64_t)at + n, s->block);
     uint64_t have_sink = least(s->n_segs, s->n_sink);
     uint64_t want_sink = least(s->n_sink, end);
-    uint64_t held_end = s->base + n_window(s);
+    uint64_t held_end = s->front + n_window(s);
     p.first = most(s->n_sink, (uint64_t)at / s->block);
     p.add_sink = want_sink > have_sink ? want_sink - have_sink : 0;
     bool empty = n_window(s) == 0;
-    p.anew = empty || p.first < s->base || p.first > held_end;
+    p.anew = empty || p.first < s->front || p.first > held_end;
     uint64_t from = p.anew ? p.first : held_end;
     p.add = end > from ? end - from : 0;
     p.anew = p.anew && p.add > 0;
@@ -255,7 +256,7 @@ kvs_status kvs__paged_reserve(kvs_ctx *ctx, kvs__store *s, int64_t at, uint64_t 
     }
     if (p.anew) {
         trim(s, (uint32_t)kept);
-        s->base = p.first;
+        s->front = p.first;
     }
     install(s, list, p.add_sink + p.add);
     return KVS_OK;
@@ -284,7 +285,7 @@ void kvs__paged_give_back(kvs_ctx *ctx, kvs__store *s, uint32_t n_segs, uint64_t
 static void release_front(kvs__store *s)
 {
     uint64_t end = (uint64_t)s->lo / s->block;
-    uint64_t n = end > s->base ? least(end - s->base, n_window(s)) : 0;
+    uint64_t n = end > s->front ? least(end - s->front, n_window(s)) : 0;
     if (n == 0) {
         return;
     }
@@ -295,7 +296,7 @@ static void release_front(kvs__store *s)
     memmove(at, at + n, (size_t)(n_window(s) - n) * sizeof *at);
     s->n_segs -= (uint32_t)n;
     memset(s->table + s->n_segs, 0, (size_t)n * sizeof *at);
-    s->base += n;
+    s->front += n;
 }
 
 void kvs__paged_advance(kvs__store *s, uint64_t n)
@@ -320,7 +321,7 @@ static uint64_t entries_below(const kvs__store *s, int64_t len)
     if (end <= s->n_sink) {
         return least(end, s->n_segs);
     }
-    return least(s->n_segs, s->n_sink + (end > s->base ? end - s->base : 0));
+    return least(s->n_segs, s->n_sink + (end > s->front ? end - s->front : 0));
 }
 
 void kvs__paged_rewind(kvs__store *s, int64_t len)
@@ -336,7 +337,7 @@ void kvs__paged_drop(kvs_ctx *ctx, kvs__store *s)
     kvs__free(ctx, s->table, s->table_cap * sizeof *s->table);
     s->table = NULL;
     s->table_cap = 0;
-    s->base = s->n_sink;
+    s->front = s->n_sink;
     s->lo = 0;
     s->len = 0;
 }
@@ -350,7 +351,7 @@ void kvs__paged_adopt(kvs__store *s, kvs__seg *const *page, uint64_t n, uint64_t
         s->table[i] = page[i];
     }
     s->n_segs = (uint32_t)n;
-    s->base = first;
+    s->front = first;
     s->lo = lo;
     s->len = len;
 }
@@ -367,10 +368,10 @@ kvs_status kvs__paged_fork(kvs_ctx *ctx, const kvs__store *src, int64_t n_tokens
     uint64_t n = entries_below(src, n_tokens);
     kvs_status st = kvs__paged_table(ctx, dst, n, err);
     if (st != KVS_OK) {
-        dst->base = dst->n_sink;
+        dst->front = dst->n_sink;
         return st;
     }
-    kvs__paged_adopt(dst, src->table, n, src->base, n_tokens < src->lo ? n_tokens : src->lo,
+    kvs__paged_adopt(dst, src->table, n, src->front, n_tokens < src->lo ? n_tokens : src->lo,
                      n_tokens);
     return KVS_OK;
 }

@@ -92,7 +92,8 @@ static void describe(const kvs__store *s, kvs_step *out)
 kvs_status kvs_step_plan(kvs_cache *c, uint32_t layer, kvs_step *out, kvs_err *err)
 {
     kvs__layer *l = NULL;
-    kvs_status st = find(c, layer, &l, err);
+    kvs_status st = kvs__cache_own(c, layer, "step", &l, err);
+    st = st == KVS_OK ? find(c, layer, &l, err) : st;
     if (st == KVS_OK && !out) {
         st = kvs__fail(err, KVS_E_INVAL, "state", "out is NULL");
     }

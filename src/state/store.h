@@ -39,7 +39,7 @@ typedef struct kvs__fmt {
 typedef struct kvs__seg {
     size_t bytes;   /* of the whole allocation, this header included */
     uint64_t cap;   /* tokens, a multiple of KVS__TILE */
-    uint32_t refs;  /* the store and each view that pins it */
+    uint32_t refs;  /* the stores and views that share it */
     uint32_t kept;  /* a pool's block: of refs, those of a prefix index */
     int64_t pin_lo; /* hull of the pinned positions; empty when pin_lo >= pin_hi */
     int64_t pin_hi;
@@ -50,12 +50,16 @@ typedef struct kvs__seg {
 } kvs__seg;
 
 /* I1  Stored are the positions [lo, len) and [0, min(sinks, len)).
- * I2  grow: lo == 0; position p lies in the last segment with first <= p, at slot p - first.
+ * I2  grow: lo == 0; position p lies in the last segment with first <= p, at slot p - first. So a
+ *     segment ends where the next one begins, whatever its capacity; first is on the tile grid.
  * I3  ring: len - lo <= ring_cap; p >= lo lies at slot p mod ring_cap of seg[0], a sink below lo at
  *     slot p of seg[1]. Sinks are written to both, so seg[0] alone serves until it wraps over them.
  * I4  K tiles of a segment hold no uninitialised bytes where a token of the tile is stored.
- * I5  paged (paged.c): position p lies at slot p mod block of block number b = p / block, which is
- *     table[b] for b < n_sink, table[n_sink + b - base] beyond; all n_segs entries are blocks, those
+ * I5  Of the stores that share a segment at most one owns it. Only the owner writes there, and not
+ *     over pinned positions: all that a view or another store reads is pinned. Others get a segment
+ *     of their own first: grow starts one behind what is shared, a ring copies its (bounded) one.
+ * I6  paged (paged.c): position p lies at slot p mod block of block number b = p / block, which is
+ *     table[b] for b < n_sink, table[n_sink + b - front] beyond; all n_segs entries are blocks, those
  *     from ceil(len / block) on are this store's alone. */
 typedef struct kvs__store {
     kvs__fmt fmt;
@@ -69,12 +73,14 @@ typedef struct kvs__store {
     uint32_t n_segs; /* paged: blocks */
     kvs__seg *seg[KVS__MAX_SEGS];
     int64_t first[KVS__MAX_SEGS]; /* grow: position at slot 0 */
+    bool owned[KVS__MAX_SEGS];
+    int64_t base; /* grow: where the ladder of segments began; past 0 behind a shared prefix */
     /* paged */
     struct kvs_pages *pages;
     uint32_t block;   /* tokens of a block */
     uint32_t shift;   /* of a block of 2^shift tokens; 0: divide */
     uint64_t n_sink;  /* blocks with sinks, kept whatever the window */
-    uint64_t base;    /* number of the block after those in the table, >= n_sink */
+    uint64_t front;   /* number of the first block after those of the sinks, >= n_sink */
     kvs__seg **table; /* [table_cap], n_segs in use */
     uint64_t table_cap;
 } kvs__store;
@@ -110,8 +116,9 @@ void kvs__store_init(kvs__store *s, const kvs_layer_spec *spec, const kvs_codec 
 /* Bytes of all segments once n_tokens are held; false on overflow or past KVS__MAX_SEGS. */
 bool kvs__store_planned(const kvs__store *s, uint64_t n_tokens, size_t *bytes);
 size_t kvs__store_bytes(const kvs__store *s);
-/* Makes room for positions [at, at + n) and copies segments whose pinned slots they would write
- * over. On failure no segment was added; one may have been copied. */
+/* Makes room for positions [at, at + n), of its own where others read what would be written over
+ * (I5). A grow store, whose length is `at`, copies 15 tokens at most, but half of its segments when
+ * it has no more room in its list. On failure no segment was added; one may have been copied. */
 kvs_status kvs__store_reserve(kvs_ctx *ctx, kvs__store *s, int64_t at, uint64_t n, kvs_err *err);
 /* Undoes a reserve: gives up the segments from n_segs on, which hold no token, and of a paged table
  * what is beyond table_cap. */
@@ -141,6 +148,12 @@ static inline bool kvs__store_slides(const kvs__store *s)
 {
     return s->layout == KVS_LAYOUT_RING || (s->layout == KVS_LAYOUT_PAGED && s->window > 0);
 }
+/* dst becomes a store of its own that begins with the tokens of src below `len`, to which src can
+ * rewind: O(segments), copies nothing, allocates a paged table alone. On failure dst holds nothing. */
+kvs_status kvs__store_fork(kvs_ctx *ctx, kvs__store *dst, kvs__store *src, int64_t len,
+                           kvs_err *err);
+/* Drops all but a first segment that is wholly its own. */
+void kvs__store_empty(kvs_ctx *ctx, kvs__store *s);
 void kvs__seg_unref(kvs_ctx *ctx, kvs__seg *seg);
 /* A store of the same format for n tokens that follow those of s, apart from it (block reads).
  * Freed by kvs__store_drop. */

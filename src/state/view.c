@@ -23,6 +23,10 @@ kvs_status kvs_view_new(kvs_cache *c, uint32_t layer, kvs_view **out, kvs_err *e
     if (kvs__layer_len(l) == 0) {
         return kvs__fail(err, KVS_E_STATE, "state", "layer %u holds no token", layer);
     }
+    st = kvs__layer_committed(l, kvs__layer_len(l), "view", err);
+    if (st != KVS_OK) {
+        return st;
+    }
     kvs_view *v = kvs__calloc(c->ctx, 1, sizeof *v);
     if (!v) {
         return kvs__nomem(err, "state", sizeof *v);

@@ -127,17 +127,44 @@ static kvs_status read_planes(const void *dst, kvs_err *err)
     return kvs_cache_export(the_cache, 0, 0, 2, dst, err);
 }
 
+/* ---- a set of one row, and a rectangle of its two tokens */
+
+static kvs_rows *the_rows;
+static const kvs_rect_row rect_row = {2, 0, 0, 2};
+static const kvs_rect rect = {sizeof(kvs_rect), 0, 0, KVS_F32, 2, &rect_row, &planes};
+static const kvs_txn_opts txn_opts = {sizeof(kvs_txn_opts), KVS_TXN_DRAFTS, 0, NULL};
+
+static kvs_status read_rect(const void *desc, kvs_err *err)
+{
+    return kvs_rect_export(the_rows, desc, err);
+}
+
+static kvs_status read_txn_opts(const void *opts, kvs_err *err)
+{
+    kvs_status st = kvs_txn_begin(the_rows, opts, err);
+    assert_int_equal(kvs_txn_abort(the_rows, NULL), st == KVS_OK ? KVS_OK : KVS_E_STATE);
+    return st;
+}
+
+static int setup_rows(void)
+{
+    kvs_cache *row = NULL;
+    return kvs_cache_fork(the_cache, KVS_ALL_TOKENS, &row, NULL) ||
+           kvs_rows_merge(the_ctx, &row, 1, &the_rows, NULL);
+}
+
 static int setup(void **state)
 {
     (void)state;
     return kvs_ctx_new(NULL, &the_ctx, NULL) ||
            kvs_cache_new(the_ctx, &cache_opts, &the_cache, NULL) ||
-           kvs_cache_append(the_cache, 0, &kv, NULL);
+           kvs_cache_append(the_cache, 0, &kv, NULL) || setup_rows();
 }
 
 static int teardown(void **state)
 {
     (void)state;
+    kvs_rows_free(the_rows);
     kvs_cache_free(the_cache);
     kvs_ctx_free(the_ctx);
     return 0;
@@ -178,6 +205,8 @@ static const struct {
     {"kvs_pages_opts", &pages_opts, sizeof pages_opts, offsetof(kvs_pages_opts, chunk_bytes),
      read_pages_opts},
     {"kvs_planes", &planes, sizeof planes, offsetof(kvs_planes, v), read_planes},
+    {"kvs_rect", &rect, sizeof rect, sizeof rect, read_rect},
+    {"kvs_txn_opts", &txn_opts, sizeof txn_opts, sizeof(size_t), read_txn_opts},
 };
 
 static void test_options(void **state)
@@ -280,6 +309,17 @@ static void open_pages(void)
     assert_int_equal(kvs_cache_append(paged_cache, 0, &kv, NULL), KVS_OK);
 }
 
+static kvs_status write_txn_stats(void *out)
+{
+    return kvs_txn_get_stats(the_rows, out);
+}
+
+static kvs_status write_rect_mask(void *out)
+{
+    static int64_t pads[1];
+    return kvs_rect_mask(the_rows, 0, &rect_row, 2, 1, pads, out, NULL);
+}
+
 static kvs_status write_mask_plan(void *out)
 {
     return kvs_mask_plan(&mask_desc, out, NULL);
@@ -292,7 +332,8 @@ static const struct {
     {sizeof(kvs_ctx_stats), write_ctx_stats},     {sizeof(kvs_masks_stats), write_masks_stats},
     {sizeof(kvs_mask_shape), write_mask_shape},   {sizeof(kvs_mask_shape), write_mask_plan},
     {sizeof(kvs_view_info), write_view_info},     {sizeof(kvs_pages_stats), write_pages_stats},
-    {sizeof(kvs_pages_class), write_pages_class},
+    {sizeof(kvs_pages_class), write_pages_class}, {sizeof(kvs_txn_stats), write_txn_stats},
+    {sizeof(kvs_mask_desc), write_rect_mask},
 };
 
 static void test_results(void **state)
