@@ -42,6 +42,7 @@ typedef struct settings {
     uint32_t kv_bits;
     uint32_t kv_group;
     uint32_t kv_start;
+    uint32_t kv_block;
     uint32_t window;
     uint32_t sinks;
     uint32_t max_kv_size;

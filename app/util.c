@@ -153,6 +153,7 @@ int make_plan(const settings *s, kvs_ctx *ctx, const kvs_model *model, const cha
     o.v = s->cache_v;
     o.group = s->kv_group;
     o.start = s->kv_start;
+    o.kv_block = s->kv_block;
     o.window = s->window;
     o.sinks = s->sinks;
     if (s->max_kv_size > 0) {

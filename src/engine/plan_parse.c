@@ -100,6 +100,28 @@ kvs_status kvs__plan_parse_codec(kvs__plan_parser *ps, const char *name, kvs_cod
     return KVS_OK;
 }
 
+kvs_status kvs__plan_parse_paged(const char **kv, uint32_t *block, kvs_err *err)
+{
+    const char *at = *kv + 5;
+    uint32_t n = 64;
+    if (strncmp(*kv, "paged", 5) != 0) {
+        return KVS_OK;
+    }
+    if (*at == '/') {
+        at++;
+        if (!parse_number(&at, &n) || n == 0) {
+            return kvs__fail(err, KVS_E_INVAL, "engine", "\"%.60s\": no block size after the /",
+                             *kv);
+        }
+    }
+    if (*at != '\0' && (*at != ':' || at[1] == '\0')) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "\"%.60s\": no plan after \"paged\"", *kv);
+    }
+    *kv = *at == ':' ? at + 1 : "f16";
+    *block = n;
+    return KVS_OK;
+}
+
 /* X of "kXvY": bits of a q codec, or 16 and 32 for f16 and f32. */
 static kvs_status parse_bits(kvs__plan_parser *ps, uint32_t bits, kvs_codec *out, kvs_err *err)
 {

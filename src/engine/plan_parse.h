@@ -22,6 +22,9 @@ typedef struct kvs__plan_parser {
     const kvs_model *model;
 } kvs__plan_parser;
 
+/* "paged" and "paged/N" in front of a plan: *kv is moved behind it and the colon ("f16" where nothing
+ * follows), *block is N or 64; neither is touched where the text does not begin so. */
+kvs_status kvs__plan_parse_paged(const char **kv, uint32_t *block, kvs_err *err);
 /* One codec: kvs_codec_parse's names, and llama.cpp's type names mapped to the nearest of ours. */
 kvs_status kvs__plan_parse_codec(kvs__plan_parser *ps, const char *name, kvs_codec *out,
                                  kvs_err *err);
