@@ -30,16 +30,18 @@ static kvs_status setup(kvs_model *m, kvs_err *err)
         return st;
     }
     net->n_ropes = 2;
+    net->ropes[1].n_rot = net->ropes[0].n_rot;
     net->ropes[1].position_scale = 1.0f; /* linear scaling stretches the global layers only */
     for (uint32_t i = 0; i < net->n_layers; i++) {
         bool is_local = (i + 1) % every != 0;
         net->layers[i].rope = is_local ? 1 : 0;
         net->layers[i].window = is_local ? window : 0;
+        if (net->n_layers == LAYERS_OF_27B) {
+            float heads = (float)net->usual.n_heads;
+            net->layers[i].attn_scale = 1.0f / sqrtf((float)net->d_model / heads);
+        }
     }
     net->embed_scale = sqrtf((float)net->d_model);
-    if (net->n_layers == LAYERS_OF_27B) {
-        net->attn_scale = 1.0f / sqrtf((float)net->d_model / (float)net->n_heads);
-    }
     return KVS_OK;
 }
 

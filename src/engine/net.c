@@ -64,26 +64,26 @@ static kvs_status head_dim(const kvs_model *m, const char *suffix, uint32_t fall
 
 static kvs_status read_heads(kvs_model *m, kvs_err *err)
 {
-    kvs__net *net = &m->net;
+    kvs__layer *l = &m->net.usual;
     const kvs__u32_rule heads = {"attention.head_count", 1, MAX_LAYERS, NULL};
-    kvs_status st = kvs__param_u32(m, &heads, &net->n_heads, err);
+    kvs_status st = kvs__param_u32(m, &heads, &l->n_heads, err);
     if (st != KVS_OK) {
         return st;
     }
-    const kvs__u32_rule kv_heads = {"attention.head_count_kv", 1, net->n_heads, &net->n_heads};
-    st = kvs__param_u32(m, &kv_heads, &net->n_kv_heads, err);
+    const kvs__u32_rule kv_heads = {"attention.head_count_kv", 1, l->n_heads, &l->n_heads};
+    st = kvs__param_u32(m, &kv_heads, &l->n_kv_heads, err);
     if (st != KVS_OK) {
         return st;
     }
-    if (net->n_heads % net->n_kv_heads != 0) {
+    if (l->n_heads % l->n_kv_heads != 0) {
         return kvs__fail(err, KVS_E_FORMAT, "engine",
                          "%s.attention.head_count %u is no multiple of head_count_kv %u",
-                         m->arch->name, net->n_heads, net->n_kv_heads);
+                         m->arch->name, l->n_heads, l->n_kv_heads);
     }
-    uint32_t dim = net->d_model / net->n_heads;
-    st = head_dim(m, "attention.key_length", dim, &net->k_dim, err);
+    uint32_t dim = m->net.d_model / l->n_heads;
+    st = head_dim(m, "attention.key_length", dim, &l->k_dim, err);
     if (st == KVS_OK) {
-        st = head_dim(m, "attention.value_length", dim, &net->v_dim, err);
+        st = head_dim(m, "attention.value_length", dim, &l->v_dim, err);
     }
     return st;
 }
@@ -118,14 +118,14 @@ static kvs_status read_rope_scaling(const kvs_model *m, float *position_scale, k
 static kvs_status read_rope(kvs_model *m, kvs_err *err)
 {
     kvs__net *net = &m->net;
-    const kvs__u32_rule rot = {"rope.dimension_count", 2, net->k_dim, &net->k_dim};
-    kvs_status st = kvs__param_u32(m, &rot, &net->n_rot, err);
+    const kvs__u32_rule rot = {"rope.dimension_count", 2, net->usual.k_dim, &net->usual.k_dim};
+    kvs_status st = kvs__param_u32(m, &rot, &net->ropes[0].n_rot, err);
     if (st != KVS_OK) {
         return st;
     }
-    if (net->n_rot % 2 != 0) {
+    if (net->ropes[0].n_rot % 2 != 0) {
         return kvs__fail(err, KVS_E_FORMAT, "engine", "%s.rope.dimension_count is %u, not even",
-                         m->arch->name, net->n_rot);
+                         m->arch->name, net->ropes[0].n_rot);
     }
     const float base = 10000.0f;
     net->n_ropes = 1;
@@ -145,7 +145,7 @@ static kvs_status read_params(kvs_model *m, kvs_err *err)
         {"feed_forward_length", 8, MAX_WIDTH, NULL},
         {"context_length", 1, INT32_MAX, NULL},
     };
-    uint32_t *const fields[] = {&net->n_layers, &net->d_model, &net->d_ff, &net->n_ctx_train};
+    uint32_t *const fields[] = {&net->n_layers, &net->d_model, &net->usual.d_ff, &net->n_ctx_train};
     kvs_status st = refuse_unknown(m, err);
     for (size_t i = 0; st == KVS_OK && i < KVS_COUNT(rules); i++) {
         st = kvs__param_u32(m, &rules[i], fields[i], err);
@@ -162,11 +162,11 @@ static kvs_status read_params(kvs_model *m, kvs_err *err)
     if (st != KVS_OK) {
         return st;
     }
-    const float scale = 1.0f / sqrtf((float)net->k_dim);
+    const float scale = 1.0f / sqrtf((float)net->usual.k_dim);
     net->embed_scale = 1.0f;
     net->rope_style = m->arch->rope_style;
     net->act = m->arch->act;
-    return kvs__param_f32(m, "attention.scale", &scale, &net->attn_scale, err);
+    return kvs__param_f32(m, "attention.scale", &scale, &net->usual.attn_scale, err);
 }
 
 /* ---- weights */
@@ -279,16 +279,16 @@ static kvs_status load_layer(kvs_model *m, uint32_t i, kvs_err *err)
     const kvs__net *net = &m->net;
     kvs__layer *l = &net->layers[i];
     size_t d = net->d_model;
-    size_t ff = net->d_ff;
-    size_t q = (size_t)net->n_heads * net->k_dim;
-    size_t k = (size_t)net->n_kv_heads * net->k_dim;
-    size_t v = (size_t)net->n_kv_heads * net->v_dim;
+    size_t ff = l->d_ff;
+    size_t q = (size_t)l->n_heads * l->k_dim;
+    size_t k = (size_t)l->n_kv_heads * l->k_dim;
+    size_t v = (size_t)l->n_kv_heads * l->v_dim;
     const part common[] = {
         {"attn_norm.weight", 0, d, NULL, &l->attn_norm, false},
         {"attn_q.weight", d, q, &l->wq, NULL, false},
         {"attn_k.weight", d, k, &l->wk, NULL, false},
         {"attn_v.weight", d, v, &l->wv, NULL, false},
-        {"attn_output.weight", (size_t)net->n_heads * net->v_dim, d, &l->wo, NULL, false},
+        {"attn_output.weight", (size_t)l->n_heads * l->v_dim, d, &l->wo, NULL, false},
         {"ffn_norm.weight", 0, d, NULL, &l->ffn_norm, false},
         {"ffn_gate.weight", d, ff, &l->gate, NULL, false},
         {"ffn_up.weight", d, ff, &l->up, NULL, false},
@@ -300,8 +300,8 @@ static kvs_status load_layer(kvs_model *m, uint32_t i, kvs_err *err)
         {"attn_v.bias", 0, v, NULL, &l->bv, true},
     };
     const part qk_norm[] = {
-        {"attn_q_norm.weight", 0, net->k_dim, NULL, &l->q_norm, false},
-        {"attn_k_norm.weight", 0, net->k_dim, NULL, &l->k_norm, false},
+        {"attn_q_norm.weight", 0, l->k_dim, NULL, &l->q_norm, false},
+        {"attn_k_norm.weight", 0, l->k_dim, NULL, &l->k_norm, false},
     };
     const part post[] = {
         {"post_attention_norm.weight", 0, d, NULL, &l->post_attn_norm, false},
@@ -343,10 +343,11 @@ static kvs_status load_ends(kvs_model *m, kvs_err *err)
         st = find_vector(m, "output_norm.weight", net->d_model, &net->output_norm, err);
     }
     if (st == KVS_OK && m->arch->parts & KVS__PART_ROPE_FREQS) {
-        st = find_optional(m, "rope_freqs.weight", net->n_rot / 2, &net->ropes[0].factors, err);
+        st = find_optional(m, "rope_freqs.weight", net->ropes[0].n_rot / 2, &net->ropes[0].factors,
+                           err);
     }
     const float *factors = net->ropes[0].factors;
-    for (uint32_t i = 0; st == KVS_OK && factors && i < net->n_rot / 2; i++) {
+    for (uint32_t i = 0; st == KVS_OK && factors && i < net->ropes[0].n_rot / 2; i++) {
         if (!(factors[i] > 0.0f) || !isfinite(factors[i])) {
             return kvs__fail(err, KVS_E_FORMAT, "engine",
                              "element %u of rope_freqs.weight is %g, not a positive number", i,
@@ -367,6 +368,9 @@ kvs_status kvs__net_load(kvs_model *m, kvs_err *err)
     if (!net->layers) {
         return kvs__nomem(err, "engine", net->n_layers * sizeof *net->layers);
     }
+    for (uint32_t i = 0; i < net->n_layers; i++) {
+        net->layers[i] = net->usual;
+    }
     if (m->arch->setup) {
         st = m->arch->setup(m, err);
     }
@@ -380,6 +384,16 @@ kvs_status kvs__net_load(kvs_model *m, kvs_err *err)
         st = load_layer(m, i, err);
     }
     return st;
+}
+
+void kvs__net_layer_spec(const kvs__net *net, uint32_t i, kvs_layer_spec *out)
+{
+    const kvs__layer *l = &net->layers[i];
+    *out = (kvs_layer_spec)KVS_LAYER_SPEC_INIT;
+    out->n_kv_heads = l->n_kv_heads;
+    out->k_dim = l->k_dim;
+    out->v_dim = l->v_dim;
+    out->window = l->window;
 }
 
 void kvs__net_free(kvs_model *m)

@@ -8,6 +8,7 @@
 #include "base/base.h"
 #include "engine/gguf.h"
 #include "kern/wmat.h"
+#include "kvstate/cache.h"
 #include "kvstate/model.h"
 
 /* Which elements of a head turn together. */
@@ -24,13 +25,30 @@ typedef enum kvs__act {
 /* Rotary encodings of a model: layers name one by index. Two suffice (global, local). */
 #define KVS__MAX_ROPES 2u
 typedef struct kvs__rope {
+    uint32_t n_rot; /* elements of a head that are turned, even; the first ones */
     float base;
     float position_scale; /* linear scaling: positions are multiplied by it */
     const float *factors; /* [n_rot / 2] divisors of the frequencies, or NULL */
 } kvs__rope;
 
-/* One matrix: y = x W^T. rows.n outputs, rows.k inputs; rows.data NULL: absent. */
+/* rope.c: freq [n_rot / 2] in radians per position, for sequences of up to n_ctx tokens; returns
+ * what cosines and sines are multiplied by. */
+float kvs__rope_freqs(const kvs__rope *rope, uint32_t n_ctx, double *freq);
+
+/* Kinds of the two blocks of a layer (block.h). */
+typedef enum kvs__mixer_kind { KVS__MIX_ATTENTION = 0 } kvs__mixer_kind;
+
+typedef enum kvs__ffn_kind { KVS__FFN_DENSE = 0 } kvs__ffn_kind;
+
+/* Layers may differ in all of it. One matrix: y = x W^T. rows.n outputs, rows.k inputs; rows.data
+ * NULL: absent. */
 typedef struct kvs__layer {
+    kvs__mixer_kind mixer;
+    kvs__ffn_kind ffn;
+    uint32_t n_heads, n_kv_heads, k_dim, v_dim, d_ff;
+    uint32_t window;             /* newest tokens that a query sees; 0: all */
+    uint32_t rope;               /* index into net.ropes */
+    float attn_scale;            /* of q k^T */
     kvs__wrows wq, wk, wv, wo;   /* [n_heads * k_dim | n_kv * k_dim | n_kv * v_dim | d_model] */
     kvs__wrows gate, up, down;   /* [d_ff] [d_ff] [d_model] */
     const float *attn_norm;      /* [d_model] */
@@ -40,17 +58,12 @@ typedef struct kvs__layer {
     const float *post_attn_norm; /* [d_model] or NULL */
     const float *post_ffn_norm;  /* [d_model] or NULL */
     const float *bq, *bk, *bv;   /* or NULL */
-    uint32_t window;             /* newest tokens that a query sees; 0: all */
-    uint32_t rope;               /* index into net.ropes */
 } kvs__layer;
 
 typedef struct kvs__net {
-    uint32_t n_layers, d_model, d_ff, n_vocab, n_ctx_train;
-    uint32_t n_heads, n_kv_heads, k_dim, v_dim;
-    uint32_t n_rot; /* elements of a head that are turned, even */
+    uint32_t n_layers, d_model, n_vocab, n_ctx_train;
     float rms_eps;
     float embed_scale;   /* 1 for most */
-    float attn_scale;    /* of q k^T */
     float logit_softcap; /* 0: none */
     float attn_softcap;
     kvs__rope_style rope_style;
@@ -60,8 +73,12 @@ typedef struct kvs__net {
     kvs__wrows embed;  /* [n_vocab] rows of d_model */
     kvs__wrows output; /* [n_vocab]; the embedding where it is tied */
     const float *output_norm;
+    kvs__layer usual;   /* what layers are made from before the architecture changes them */
     kvs__layer *layers; /* [n_layers] */
 } kvs__net;
+
+/* What layer i keeps, in the usual codecs and a growing layout. */
+void kvs__net_layer_spec(const kvs__net *net, uint32_t i, kvs_layer_spec *out);
 
 struct kvs_model {
     kvs_ctx *ctx;

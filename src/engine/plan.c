@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/net.h"
 #include "engine/plan_parse.h"
 
 #define DEFAULT_BLOCK 512u
@@ -39,12 +40,7 @@ static kvs_status layers_from_model(kvs_plan *p, const kvs_model *model, const k
     p->n_layers = info->n_layers;
     p->n_heads = info->n_heads;
     for (uint32_t i = 0; i < p->n_layers; i++) {
-        kvs_layer_spec s = KVS_LAYER_SPEC_INIT;
-        s.n_kv_heads = info->n_kv_heads;
-        s.k_dim = info->k_dim;
-        s.v_dim = info->v_dim;
-        s.window = kvs_model_window(model, i);
-        p->layers[i] = s;
+        kvs__net_layer_spec(&model->net, i, &p->layers[i]);
     }
     return KVS_OK;
 }
