@@ -18,9 +18,10 @@
 
 /* What a block takes from the graph's memory. */
 typedef struct kvs__need {
-    size_t floats; /* of g->work for each token */
-    size_t fixed;  /* floats of g->work whatever the tokens */
-    size_t widest; /* elements of the longest row that it multiplies by a matrix */
+    size_t floats;      /* of g->work for each token */
+    size_t widest;      /* elements of the longest row that it multiplies by a matrix */
+    size_t fixed;       /* floats of g->work whatever the tokens */
+    size_t each_thread; /* floats of kvs__graph_thread_floats */
 } kvs__need;
 
 typedef struct kvs__step {
@@ -51,9 +52,11 @@ struct kvs__graph {
     float turn[KVS__MAX_ROPES];   /* cosine and sine are multiplied by it */
     float *cos[KVS__MAX_ROPES];   /* [max_tokens][n_rot / 2] */
     float *sin[KVS__MAX_ROPES];
-    float *x;    /* [max_tokens][d_model] the residual stream */
-    float *h;    /* [max_tokens][d_model] a normed copy, or what a block adds */
-    float *work; /* the most that a block needs, cut by kvs__graph_take */
+    float *x;             /* [max_tokens][d_model] the residual stream */
+    float *h;             /* [max_tokens][d_model] a normed copy, or what a block adds */
+    float *work;          /* the most that a block needs, cut by kvs__graph_take */
+    float *thread_floats; /* [threads][each_thread] */
+    size_t each_thread;
 };
 
 typedef struct kvs__mixer {
@@ -69,7 +72,9 @@ typedef struct kvs__ffn {
 } kvs__ffn;
 
 extern const kvs__mixer kvs__mix_attention;
+extern const kvs__mixer kvs__mix_latent;
 extern const kvs__ffn kvs__ffn_dense;
+extern const kvs__ffn kvs__ffn_moe;
 
 /* ---- for blocks */
 
@@ -84,6 +89,10 @@ static inline float *kvs__graph_take(float **at, size_t n)
 /* Products of rows [n][outs[0].w.k] with up to KVS__MATMUL_MAX matrices that share them. */
 void kvs__graph_multiply(kvs__graph *g, const kvs__mat_out *outs, size_t n_outs, const float *x,
                          size_t n);
+
+/* y [rows] (ldy apart) = x (ldx apart) times w, by one thread: from inside a run of the pool. */
+void kvs__graph_multiply_here(kvs__graph *g, const kvs__wrows *w, const float *x, size_t ldx,
+                              float *y, size_t ldy, size_t rows, uint32_t thread);
 
 /* fn for each of n rows, shared out over the threads. */
 typedef void (*kvs__row_fn)(const void *arg, size_t row);

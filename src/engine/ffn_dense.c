@@ -12,7 +12,7 @@ typedef struct job {
 static kvs__need need(const kvs__net *net, const kvs__layer *l)
 {
     size_t widest = net->d_model > l->d_ff ? net->d_model : l->d_ff;
-    return (kvs__need){2 * (size_t)l->d_ff, 0, widest};
+    return (kvs__need){2 * (size_t)l->d_ff, widest, 0, 0};
 }
 
 static void activate(const void *arg, size_t row)

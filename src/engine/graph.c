@@ -20,8 +20,8 @@
 #define TOKENS_PER_ITEM 4u
 
 /* In the order of the enums in net.h. */
-static const kvs__mixer *const mixers[] = {&kvs__mix_attention};
-static const kvs__ffn *const ffns[] = {&kvs__ffn_dense};
+static const kvs__mixer *const mixers[] = {&kvs__mix_attention, &kvs__mix_latent};
+static const kvs__ffn *const ffns[] = {&kvs__ffn_dense, &kvs__ffn_moe};
 
 /* ---- memory */
 
@@ -33,13 +33,14 @@ static size_t greater(size_t a, size_t b)
 /* The greatest need of all blocks, each field by itself. */
 static kvs__need need_of(const kvs__net *net)
 {
-    kvs__need most = {0, 0, net->d_model};
+    kvs__need most = {0, net->d_model, 0, 0};
     for (uint32_t i = 0; i < net->n_layers; i++) {
         const kvs__layer *l = &net->layers[i];
         const kvs__need each[] = {mixers[l->mixer]->need(net, l), ffns[l->ffn]->need(net, l)};
         for (size_t b = 0; b < KVS_COUNT(each); b++) {
             most.floats = greater(most.floats, each[b].floats);
             most.fixed = greater(most.fixed, each[b].fixed);
+            most.each_thread = greater(most.each_thread, each[b].each_thread);
             most.widest = greater(most.widest, each[b].widest);
         }
     }
@@ -61,9 +62,9 @@ static size_t token_bytes(const kvs__net *net, const kvs__need *need)
     return floats * sizeof(float) + sizeof(int64_t) + sizeof(int32_t);
 }
 
-static size_t fixed_bytes(const kvs__net *net, const kvs__need *need)
+static size_t fixed_bytes(const kvs__net *net, const kvs__need *need, uint32_t threads)
 {
-    size_t bytes = need->fixed * sizeof(float);
+    size_t bytes = (need->fixed + need->each_thread * threads) * sizeof(float);
     for (uint32_t r = 0; r < net->n_ropes; r++) {
         bytes += half_of(net, r) * sizeof(double);
     }
@@ -97,18 +98,20 @@ static void carve(kvs__graph *g)
     g->x = kvs__graph_take(&at, n * net->d_model);
     g->h = kvs__graph_take(&at, n * net->d_model);
     g->token = (int32_t *)(void *)kvs__graph_take(&at, n);
+    g->thread_floats = kvs__graph_take(&at, g->each_thread * kvs__ctx_threads(g->ctx));
     g->work = at;
 }
 
 static kvs_status take_memory(kvs__graph *g, kvs_err *err)
 {
     kvs__need need = need_of(g->net);
+    uint32_t threads = kvs__ctx_threads(g->ctx);
     size_t bytes = 0;
     if (!kvs__mul_size(token_bytes(g->net, &need), g->max_tokens, &bytes) ||
-        !kvs__add_size(bytes, fixed_bytes(g->net, &need), &bytes)) {
+        !kvs__add_size(bytes, fixed_bytes(g->net, &need, threads), &bytes)) {
         return kvs__nomem(err, "engine", SIZE_MAX);
     }
-    g->mat_scratch = kvs__matmul_scratch(kvs__ctx_threads(g->ctx), need.widest);
+    g->mat_scratch = kvs__matmul_scratch(threads, need.widest);
     kvs_status st = kvs__ctx_scratch_reserve(g->ctx, g->mat_scratch, err);
     if (st != KVS_OK) {
         return st;
@@ -118,6 +121,7 @@ static kvs_status take_memory(kvs__graph *g, kvs_err *err)
         return kvs__nomem(err, "engine", bytes);
     }
     g->bytes = bytes;
+    g->each_thread = need.each_thread;
     return KVS_OK;
 }
 
@@ -177,6 +181,14 @@ void kvs__graph_multiply(kvs__graph *g, const kvs__mat_out *outs, size_t n_outs,
         .scratch_bytes = g->mat_scratch,
     };
     kvs__matmul(kvs__ctx_pool(g->ctx), &a);
+}
+
+void kvs__graph_multiply_here(kvs__graph *g, const kvs__wrows *w, const float *x, size_t ldx,
+                              float *y, size_t ldy, size_t rows, uint32_t thread)
+{
+    uint8_t *scratch = kvs__ctx_scratch(g->ctx, g->mat_scratch);
+    size_t each = g->mat_scratch / kvs__ctx_threads(g->ctx) / 64 * 64;
+    g->kern->matmul(y, ldy, x, ldx, rows, w, scratch + thread * each);
 }
 
 typedef struct each_arg {

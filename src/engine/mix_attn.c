@@ -32,7 +32,7 @@ typedef struct job {
 static kvs__need need(const kvs__net *net, const kvs__layer *l)
 {
     widths w = get_widths(l);
-    kvs__need n = {w.q + w.k + w.v + w.out, 0, w.out};
+    kvs__need n = {w.q + w.k + w.v + w.out, w.out, 0, 0};
     n.widest = n.widest > net->d_model ? n.widest : net->d_model;
     return n;
 }
@@ -62,8 +62,13 @@ static void finish_token(const void *arg, size_t t)
     add_bias(j, q, l->bq, j->w.q);
     add_bias(j, k, l->bk, j->w.k);
     add_bias(j, j->v + t * j->w.v, l->bv, j->w.v);
-    norm_heads(j, q, l->q_norm, l->n_heads);
-    norm_heads(j, k, l->k_norm, l->n_kv_heads);
+    if (l->wide_norm) {
+        j->g->kern->rms_norm(q, q, l->q_norm, j->w.q, j->g->net->rms_eps);
+        j->g->kern->rms_norm(k, k, l->k_norm, j->w.k, j->g->net->rms_eps);
+    } else {
+        norm_heads(j, q, l->q_norm, l->n_heads);
+        norm_heads(j, k, l->k_norm, l->n_kv_heads);
+    }
     kvs__graph_turn(j->g, l->rope, t, q, l->n_heads, l->k_dim);
     kvs__graph_turn(j->g, l->rope, t, k, l->n_kv_heads, l->k_dim);
 }
