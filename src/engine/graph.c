@@ -312,10 +312,8 @@ static void embed(const rows_arg *a, size_t row)
 {
     kvs__graph *g = a->g;
     const kvs__net *net = g->net;
-    const kvs__wrows *e = &net->embed;
     float *x = g->x + row * net->d_model;
-    g->kern->dequant(x, e->type, e->data + (size_t)a->step->tokens[row] * e->row_bytes,
-                     net->d_model);
+    g->kern->row(x, &net->embed, (size_t)a->step->tokens[row]);
     if (net->embed_scale != 1.0f) {
         g->kern->scale(x, x, net->embed_scale, net->d_model);
     }

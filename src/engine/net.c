@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "engine/arch.h"
+#include "engine/hf.h"
 #include "engine/model_parts.h"
 
 #define MAX_LAYERS 1024u
@@ -164,28 +165,46 @@ static kvs_status read_params(kvs_model *m, kvs_err *err)
     }
     const float scale = 1.0f / sqrtf((float)net->k_dim);
     net->embed_scale = 1.0f;
-    net->rope_style = m->arch->rope_style;
+    /* GGUF files of some architectures hold q and k permuted, the originals do not */
+    net->rope_style =
+        m->source.hf ? kvs__hf_get_family(m->source.hf)->rope_style : m->arch->rope_style;
     net->act = m->arch->act;
     return kvs__param_f32(m, "attention.scale", &scale, &net->attn_scale, err);
 }
 
 /* ---- weights */
 
+static kvs_status find_tensor(const kvs_model *m, const char *name, kvs__tensor *t, kvs_err *err)
+{
+    if (!kvs__source_find(&m->source, name, t)) {
+        return kvs__fail(err, KVS_E_FORMAT, "engine", "the model has no tensor %s",
+                         kvs__source_name(&m->source, name).text);
+    }
+    if (!t->is_weight) {
+        return kvs__fail(err, KVS_E_UNSUPPORTED, "engine",
+                         "tensor %s is of type %s; F32, F16, BF16 and quantised ones are read",
+                         kvs__source_name(&m->source, name).text, t->type_name);
+    }
+    return KVS_OK;
+}
+
 /* Matrix `name` of n rows of k; n == 0: as many as there are. */
 static kvs_status find_matrix(kvs_model *m, const char *name, size_t k, size_t n, kvs__wrows *out,
                               kvs_err *err)
 {
-    const kvs__gguf_tensor *t = kvs__gguf_tensor_find(m->gguf, name);
-    if (!t) {
-        return kvs__fail(err, KVS_E_FORMAT, "engine", "the model has no tensor %s", name);
+    kvs__tensor t;
+    kvs_status st = find_tensor(m, name, &t, err);
+    if (st != KVS_OK) {
+        return st;
     }
-    if (t->ne[0] != k || (n != 0 && t->ne[1] != n) || t->ne[2] != 1 || t->ne[3] != 1) {
+    if (t.ne[0] != k || (n != 0 && t.ne[1] != n) || t.ne[2] != 1 || t.ne[3] != 1) {
         return kvs__fail(err, KVS_E_FORMAT, "engine",
-                         "tensor %s is %zu x %zu x %zu, the metadata says %zu x %zu", name,
-                         t->ne[0], t->ne[1], t->ne[2], k, n ? n : t->ne[1]);
+                         "tensor %s is %zu x %zu x %zu, the metadata says %zu x %zu",
+                         kvs__source_name(&m->source, name).text, t.ne[0], t.ne[1], t.ne[2], k,
+                         n ? n : t.ne[1]);
     }
-    *out = (kvs__wrows){t->data, t->row_bytes, t->ne[1], k, t->type};
-    m->info.step_bytes += t->bytes;
+    *out = kvs__tensor_rows(&t, 0, t.ne[1]);
+    m->info.step_bytes += t.bytes;
     return KVS_OK;
 }
 
@@ -193,22 +212,24 @@ static kvs_status find_matrix(kvs_model *m, const char *name, size_t k, size_t n
 static kvs_status find_vector(kvs_model *m, const char *name, size_t n, const float **out,
                               kvs_err *err)
 {
-    const kvs__gguf_tensor *t = kvs__gguf_tensor_find(m->gguf, name);
-    if (!t) {
-        return kvs__fail(err, KVS_E_FORMAT, "engine", "the model has no tensor %s", name);
+    kvs__tensor t;
+    kvs_status st = find_tensor(m, name, &t, err);
+    if (st != KVS_OK) {
+        return st;
     }
-    if (t->ne[0] != n || t->n_rows != 1) {
+    if (t.ne[0] != n || t.n_rows != 1 || t.affine.scales) {
         return kvs__fail(err, KVS_E_FORMAT, "engine",
-                         "tensor %s has %zu x %zu elements, the metadata says %zu", name, t->ne[0],
-                         t->n_rows, n);
+                         "tensor %s has %zu x %zu elements of %s, the metadata says %zu",
+                         kvs__source_name(&m->source, name).text, t.ne[0], t.n_rows, t.type_name,
+                         n);
     }
     float *dst = m->vectors + m->vectors_used;
     if (KVS_NEVER(n > m->vectors_bytes / sizeof(float) - m->vectors_used)) {
         return kvs__fail(err, KVS_E_INTERNAL, "engine", "tensor %s was not counted", name);
     }
-    kvs__gguf_dequant(t->type, t->data, n, dst);
+    kvs__tensor_vector(&t, dst);
     m->vectors_used += n;
-    m->info.step_bytes += t->bytes;
+    m->info.step_bytes += t.bytes;
     *out = dst;
     return KVS_OK;
 }
@@ -216,17 +237,18 @@ static kvs_status find_vector(kvs_model *m, const char *name, size_t n, const fl
 static kvs_status find_optional(kvs_model *m, const char *name, size_t n, const float **out,
                                 kvs_err *err)
 {
+    kvs__tensor t;
     *out = NULL;
-    return kvs__gguf_tensor_find(m->gguf, name) ? find_vector(m, name, n, out, err) : KVS_OK;
+    return kvs__source_find(&m->source, name, &t) ? find_vector(m, name, n, out, err) : KVS_OK;
 }
 
 /* Room for every tensor of one row, which is what find_vector can ask for. */
 static kvs_status reserve_vectors(kvs_model *m, kvs_err *err)
 {
     size_t n = 0;
-    const kvs__gguf_tensor *t = NULL;
-    for (size_t i = 0; (t = kvs__gguf_tensor_at(m->gguf, i)); i++) {
-        if (t->n_rows == 1 && !kvs__add_size(n, t->ne[0], &n)) {
+    kvs__tensor t;
+    for (size_t i = 0; kvs__source_at(&m->source, i, &t); i++) {
+        if (t.n_rows == 1 && !kvs__add_size(n, t.ne[0], &n)) {
             return kvs__nomem(err, "engine", SIZE_MAX);
         }
     }
@@ -334,7 +356,8 @@ static kvs_status load_ends(kvs_model *m, kvs_err *err)
     }
     net->n_vocab = (uint32_t)net->embed.n;
     net->output = net->embed;
-    if (kvs__gguf_tensor_find(m->gguf, "output.weight")) {
+    kvs__tensor head;
+    if (kvs__source_find(&m->source, "output.weight", &head)) {
         m->info.step_bytes -= net->embed.n * net->embed.row_bytes;
         m->info.step_bytes += net->embed.row_bytes;
         st = find_matrix(m, "output.weight", net->d_model, net->n_vocab, &net->output, err);

@@ -7,6 +7,7 @@
 
 #include "base/base.h"
 #include "engine/gguf.h"
+#include "engine/source.h"
 #include "kern/wmat.h"
 #include "kvstate/model.h"
 
@@ -65,7 +66,8 @@ typedef struct kvs__net {
 
 struct kvs_model {
     kvs_ctx *ctx;
-    kvs__gguf *gguf;
+    kvs__gguf *gguf;    /* metadata; of a GGUF file the tensors too */
+    kvs__source source; /* tensors and metadata of either kind of file */
     kvs_tokenizer *tok;
     const struct kvs__arch *arch; /* NULL: opened for inspection and unknown */
     kvs__net net;                 /* zero without an arch */
