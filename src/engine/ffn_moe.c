@@ -171,12 +171,8 @@ static void expert_item(void *opaque, size_t item, uint32_t thread)
     uint32_t x = j->active[item / (per * j->blocks)];
     size_t which = j->down ? 2 : item / j->blocks % 2;
     size_t row = item % j->blocks * j->block;
-    kvs__wrows w = j->e->expert[(size_t)x * 3 + which];
-    if (row >= w.n) {
-        return;
-    }
-    w.data += row * w.row_bytes;
-    w.n = w.n - row < j->block ? w.n - row : j->block;
+    const kvs__wrows *all = &j->e->expert[(size_t)x * 3 + which];
+    kvs__wrows w = kvs__wrows_part(all, row, all->n - row < j->block ? all->n - row : j->block);
     size_t slot = j->first[x];
     size_t n = j->first[x + 1] - slot;
     size_t ff = j->e->d_ff;

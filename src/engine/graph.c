@@ -235,9 +235,8 @@ void kvs__graph_turn(const kvs__graph *g, uint32_t rope, size_t token, float *x,
 static void embed(const kvs__graph *g, size_t t)
 {
     const kvs__net *net = g->net;
-    const kvs__wrows *e = &net->embed;
     float *x = g->x + t * net->d_model;
-    g->kern->dequant(x, e->type, e->data + (size_t)g->token[t] * e->row_bytes, net->d_model);
+    g->kern->row(x, &net->embed, (size_t)g->token[t]);
     if (net->embed_scale != 1.0f) {
         g->kern->scale(x, x, net->embed_scale, net->d_model);
     }

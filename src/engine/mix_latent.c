@@ -68,19 +68,11 @@ static void finish_token(const void *arg, size_t t)
     }
 }
 
-static kvs__wrows rows_of(const kvs__wrows *w, size_t first, size_t n)
-{
-    kvs__wrows part = *w;
-    part.data += first * w->row_bytes;
-    part.n = n;
-    return part;
-}
-
 /* query[.., h, 0 .. rank) = sum over d of q[.., h, d] * row d of the head's keys in kv_b. */
 static void sum_rows(const job *j, size_t h, float *decoded)
 {
     const kvs__latent *a = j->a;
-    const kvs__wrows w = rows_of(&a->kv_b, h * (a->nope + a->v_dim), a->nope);
+    const kvs__wrows w = kvs__wrows_part(&a->kv_b, h * (a->nope + a->v_dim), a->nope);
     const kvs__kern *kern = kvs__ctx_kern(j->g->ctx);
     size_t ldq = j->l->n_heads * j->head;
     size_t ldy = j->l->n_heads * j->row;
@@ -92,8 +84,7 @@ static void sum_rows(const job *j, size_t h, float *decoded)
     for (size_t d = 0; d < a->nope; d += ROWS) {
         size_t n = a->nope - d < ROWS ? a->nope - d : ROWS;
         for (size_t i = 0; i < n; i++) {
-            j->g->kern->dequant(decoded + i * a->rank, w.type, w.data + (d + i) * w.row_bytes,
-                                a->rank);
+            j->g->kern->row(decoded + i * a->rank, &w, d + i);
         }
         kern->pv(y, ldy, q + d, ldq, j->n, decoded, a->rank, n, a->rank);
     }
@@ -108,7 +99,7 @@ static void query_item(void *opaque, size_t h, uint32_t thread)
         sum_rows(j, h, j->g->thread_floats + thread * j->g->each_thread);
         return;
     }
-    const kvs__wrows w = rows_of(&a->k_b, h * a->rank, a->rank);
+    const kvs__wrows w = kvs__wrows_part(&a->k_b, h * a->rank, a->rank);
     kvs__graph_multiply_here(j->g, &w, j->q + h * j->head, j->l->n_heads * j->head,
                              j->query + h * j->row, j->l->n_heads * j->row, j->n, thread);
 }
@@ -120,9 +111,9 @@ static void value_item(void *opaque, size_t h, uint32_t thread)
     const kvs__latent *a = j->a;
     kvs__wrows w;
     if (a->v_b.data) {
-        w = rows_of(&a->v_b, h * a->v_dim, a->v_dim);
+        w = kvs__wrows_part(&a->v_b, h * a->v_dim, a->v_dim);
     } else {
-        w = rows_of(&a->kv_b, h * (a->nope + a->v_dim) + a->nope, a->v_dim);
+        w = kvs__wrows_part(&a->kv_b, h * (a->nope + a->v_dim) + a->nope, a->v_dim);
     }
     kvs__graph_multiply_here(j->g, &w, j->latent + h * a->rank, j->l->n_heads * a->rank,
                              j->out + h * a->v_dim, j->l->n_heads * a->v_dim, j->n, thread);

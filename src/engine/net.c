@@ -14,78 +14,100 @@
 #include "engine/arch.h"
 #include "engine/model_parts.h"
 
-/* Rows [first, first + n) of a matrix. */
-static kvs__wrows rows_slice(const kvs__wrows *w, size_t first, size_t n)
+static kvs_status no_tensor(const kvs_model *m, const char *name, kvs_err *err)
 {
-    kvs__wrows part = *w;
-    part.data += first * w->row_bytes;
-    part.n = n;
-    return part;
+    return kvs__fail(err, KVS_E_FORMAT, "engine", "the model has no tensor %s",
+                     kvs__source_name(&m->source, name).text);
 }
 
-/* Matrix `name` of n rows of k; n == 0: as many as there are. */
-static kvs_status find_matrix(kvs_model *m, const char *name, size_t k, size_t n, kvs__wrows *out,
-                              kvs_err *err)
+static kvs_status check_type(const kvs_model *m, const char *name, const kvs__tensor *t,
+                             kvs_err *err)
 {
-    const kvs__gguf_tensor *t = kvs__gguf_tensor_find(m->gguf, name);
-    if (!t) {
-        return kvs__fail(err, KVS_E_FORMAT, "engine", "the model has no tensor %s", name);
+    if (t->is_weight) {
+        return KVS_OK;
     }
-    if (t->ne[0] != k || (n != 0 ? t->n_rows != n : t->ne[2] != 1) || t->ne[3] != 1) {
-        return kvs__fail(err, KVS_E_FORMAT, "engine",
-                         "tensor %s is %zu x %zu x %zu, the metadata says %zu x %zu", name,
-                         t->ne[0], t->ne[1], t->ne[2], k, n ? n : t->n_rows);
-    }
-    *out = (kvs__wrows){t->data, t->row_bytes, t->n_rows, k, t->type};
-    m->info.step_bytes += t->bytes;
-    return KVS_OK;
-}
-
-/* Expert x of `name`, a tensor of all: n rows of k. */
-static kvs_status find_expert(kvs_model *m, const char *name, uint32_t x, size_t k, size_t n,
-                              kvs__wrows *out, kvs_err *err)
-{
-    const kvs__gguf_tensor *t = kvs__gguf_tensor_find(m->gguf, name);
-    if (!t) {
-        return kvs__fail(err, KVS_E_FORMAT, "engine", "the model has no tensor %s", name);
-    }
-    uint32_t experts = m->net.layers[0].moe.n;
-    if (t->ne[0] != k || t->ne[1] != n || t->ne[2] != experts || t->ne[3] != 1) {
-        return kvs__fail(err, KVS_E_FORMAT, "engine",
-                         "tensor %s is %zu x %zu x %zu, the metadata says %zu x %zu x %u", name,
-                         t->ne[0], t->ne[1], t->ne[2], k, n, experts);
-    }
-    const kvs__wrows all = {t->data, t->row_bytes, t->n_rows, k, t->type};
-    *out = rows_slice(&all, x * n, n);
-    m->info.step_bytes += n * t->row_bytes;
-    return KVS_OK;
+    return kvs__fail(err, KVS_E_UNSUPPORTED, "engine",
+                     "tensor %s is of type %s; F32, F16, BF16 and quantised ones are read",
+                     kvs__source_name(&m->source, name).text, t->type_name);
 }
 
 static bool has_tensor(const kvs_model *m, const char *name)
 {
-    return kvs__gguf_tensor_find(m->gguf, name) != NULL;
+    kvs__tensor t;
+    return kvs__source_find(&m->source, name, &t);
+}
+
+/* Matrix `name` of n rows of k; n == 0: as many as there are. Rows may be cut into a third
+ * dimension. */
+static kvs_status find_matrix(kvs_model *m, const char *name, size_t k, size_t n, kvs__wrows *out,
+                              kvs_err *err)
+{
+    kvs__tensor t;
+    if (!kvs__source_find(&m->source, name, &t)) {
+        return no_tensor(m, name, err);
+    }
+    kvs_status st = check_type(m, name, &t, err);
+    if (st != KVS_OK) {
+        return st;
+    }
+    if (t.ne[0] != k || (n != 0 ? t.n_rows != n : t.ne[2] != 1) || t.ne[3] != 1) {
+        return kvs__fail(err, KVS_E_FORMAT, "engine",
+                         "tensor %s is %zu x %zu x %zu, the metadata says %zu x %zu",
+                         kvs__source_name(&m->source, name).text, t.ne[0], t.ne[1], t.ne[2], k,
+                         n ? n : t.n_rows);
+    }
+    *out = kvs__tensor_rows(&t, 0, t.n_rows);
+    m->info.step_bytes += t.bytes;
+    return KVS_OK;
+}
+
+/* Expert x of the matrices `name`: n rows of k. */
+static kvs_status find_expert(kvs_model *m, const char *name, uint32_t x, size_t k, size_t n,
+                              kvs__wrows *out, kvs_err *err)
+{
+    kvs__tensor t;
+    if (!kvs__source_expert(&m->source, name, x, &t)) {
+        return no_tensor(m, name, err);
+    }
+    kvs_status st = check_type(m, name, &t, err);
+    if (st != KVS_OK) {
+        return st;
+    }
+    if (t.ne[0] != k || t.n_rows != n) {
+        return kvs__fail(err, KVS_E_FORMAT, "engine",
+                         "expert %u of tensor %s is %zu x %zu, the metadata says %zu x %zu", x,
+                         kvs__source_name(&m->source, name).text, t.ne[0], t.n_rows, k, n);
+    }
+    *out = kvs__tensor_rows(&t, 0, n);
+    m->info.step_bytes += t.bytes;
+    return KVS_OK;
 }
 
 /* Vector `name` of n elements as f32. */
 static kvs_status find_vector(kvs_model *m, const char *name, size_t n, const float **out,
                               kvs_err *err)
 {
-    const kvs__gguf_tensor *t = kvs__gguf_tensor_find(m->gguf, name);
-    if (!t) {
-        return kvs__fail(err, KVS_E_FORMAT, "engine", "the model has no tensor %s", name);
+    kvs__tensor t;
+    if (!kvs__source_find(&m->source, name, &t)) {
+        return no_tensor(m, name, err);
     }
-    if (t->ne[0] != n || t->n_rows != 1) {
+    kvs_status st = check_type(m, name, &t, err);
+    if (st != KVS_OK) {
+        return st;
+    }
+    if (t.ne[0] != n || t.n_rows != 1 || t.affine.scales) {
         return kvs__fail(err, KVS_E_FORMAT, "engine",
-                         "tensor %s has %zu x %zu elements, the metadata says %zu", name, t->ne[0],
-                         t->n_rows, n);
+                         "tensor %s has %zu x %zu elements of %s, the metadata says %zu",
+                         kvs__source_name(&m->source, name).text, t.ne[0], t.n_rows, t.type_name,
+                         n);
     }
     float *dst = m->vectors + m->vectors_used;
     if (KVS_NEVER(n > m->vectors_bytes / sizeof(float) - m->vectors_used)) {
         return kvs__fail(err, KVS_E_INTERNAL, "engine", "tensor %s was not counted", name);
     }
-    kvs__gguf_dequant(t->type, t->data, n, dst);
+    kvs__tensor_vector(&t, dst);
     m->vectors_used += n;
-    m->info.step_bytes += t->bytes;
+    m->info.step_bytes += t.bytes;
     *out = dst;
     return KVS_OK;
 }
@@ -101,9 +123,9 @@ static kvs_status find_optional(kvs_model *m, const char *name, size_t n, const 
 static kvs_status reserve_vectors(kvs_model *m, kvs_err *err)
 {
     size_t n = 0;
-    const kvs__gguf_tensor *t = NULL;
-    for (size_t i = 0; (t = kvs__gguf_tensor_at(m->gguf, i)); i++) {
-        if (t->n_rows == 1 && !kvs__add_size(n, t->ne[0], &n)) {
+    kvs__tensor t;
+    for (size_t i = 0; kvs__source_at(&m->source, i, &t); i++) {
+        if (t.n_rows == 1 && !kvs__add_size(n, t.ne[0], &n)) {
             return kvs__nomem(err, "engine", SIZE_MAX);
         }
     }
@@ -183,7 +205,7 @@ static kvs_status find_slices(kvs_model *m, uint32_t layer, const char *name, si
     kvs_status st = find_part(m, layer, &whole, err);
     size_t first = 0;
     for (size_t i = 0; st == KVS_OK && i < n_slices; i++) {
-        *slices[i].matrix = rows_slice(&all, first, slices[i].n_rows);
+        *slices[i].matrix = kvs__wrows_part(&all, first, slices[i].n_rows);
         first += slices[i].n_rows;
     }
     return st;

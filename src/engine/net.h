@@ -7,6 +7,7 @@
 
 #include "base/base.h"
 #include "engine/gguf.h"
+#include "engine/source.h"
 #include "kern/wmat.h"
 #include "kvstate/cache.h"
 #include "kvstate/model.h"
@@ -134,7 +135,8 @@ void kvs__net_layer_spec(const kvs__net *net, uint32_t i, kvs_layer_spec *out);
 
 struct kvs_model {
     kvs_ctx *ctx;
-    kvs__gguf *gguf;
+    kvs__gguf *gguf;    /* metadata; of a GGUF file the tensors too */
+    kvs__source source; /* tensors and metadata of either kind of file */
     kvs_tokenizer *tok;
     const struct kvs__arch *arch; /* NULL: opened for inspection and unknown */
     kvs__net net;                 /* zero without an arch */

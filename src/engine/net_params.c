@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "engine/arch.h"
+#include "engine/hf.h"
 #include "engine/model_parts.h"
 
 #define MAX_LAYERS  1024u
@@ -236,7 +237,9 @@ kvs_status kvs__net_params(kvs_model *m, kvs_err *err)
     }
     const float scale = 1.0f / sqrtf((float)net->usual.k_dim);
     net->embed_scale = 1.0f;
-    net->rope_style = m->arch->rope_style;
+    /* GGUF files of some architectures hold q and k permuted, the originals do not */
+    net->rope_style =
+        m->source.hf ? kvs__hf_get_family(m->source.hf)->rope_style : m->arch->rope_style;
     net->act = m->arch->act;
     return kvs__param_f32(m, "attention.scale", &scale, &net->usual.attn_scale, err);
 }
