@@ -10,7 +10,7 @@
 enum {
     KVS__PART_QK_NORM = 1u << 0,    /* attn_q_norm, attn_k_norm, per head */
     KVS__PART_POST_NORM = 1u << 1,  /* post_attention_norm, post_ffw_norm */
-    KVS__PART_QKV_BIAS = 1u << 2,   /* attn_q.bias ..., used where present */
+    KVS__PART_BIAS = 1u << 2,       /* attn_q.bias, ..., attn_output.bias, where present */
     KVS__PART_ROPE_FREQS = 1u << 3, /* rope_freqs.weight, used where present */
     KVS__PART_WIDE_NORM = 1u << 4,  /* attn_q_norm, attn_k_norm, over all heads at once */
     KVS__PART_FUSED = 1u << 5,  /* attn_qkv and ffn_up hold q, k, v and gate, up, one under other */
@@ -48,7 +48,8 @@ kvs_status kvs__param_f32(const kvs_model *m, const char *suffix, const float *f
 kvs_status kvs__param_bool(const kvs_model *m, const char *suffix, bool *out, kvs_err *err);
 kvs_status kvs__param_str(const kvs_model *m, const char *suffix, kvs__str *out, kvs_err *err);
 
-/* Setup functions, and parts of them. attention.sliding_window for all layers. */
+/* Setup functions, and parts of them. attention.sliding_window for all layers, or all
+ * but every sliding_window_pattern-th. */
 kvs_status kvs__setup_window(kvs_model *m, kvs_err *err);
 /* expert_*, for all layers; which of them are mixtures is seen by their tensors. */
 kvs_status kvs__setup_experts(kvs_model *m, bool normalise, kvs_err *err);

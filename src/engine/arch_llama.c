@@ -43,7 +43,7 @@ static kvs_status setup_olmoe(kvs_model *m, kvs_err *err)
 
 const kvs__arch kvs__arch_llama = {
     .name = "llama",
-    .parts = KVS__PART_QKV_BIAS | KVS__PART_EXPERTS | KVS__PART_ROPE_FREQS,
+    .parts = KVS__PART_BIAS | KVS__PART_EXPERTS | KVS__PART_ROPE_FREQS,
     .rope_style = KVS__ROPE_PAIRS,
     .act = KVS__ACT_SILU,
     .setup = setup_llama,
@@ -51,7 +51,7 @@ const kvs__arch kvs__arch_llama = {
 
 const kvs__arch kvs__arch_qwen2 = {
     .name = "qwen2",
-    .parts = KVS__PART_QKV_BIAS | KVS__PART_ROPE_FREQS,
+    .parts = KVS__PART_BIAS | KVS__PART_ROPE_FREQS,
     .rope_style = KVS__ROPE_HALVES,
     .act = KVS__ACT_SILU,
     .setup = kvs__setup_window,
@@ -59,7 +59,7 @@ const kvs__arch kvs__arch_qwen2 = {
 
 const kvs__arch kvs__arch_qwen3 = {
     .name = "qwen3",
-    .parts = KVS__PART_QK_NORM | KVS__PART_QKV_BIAS | KVS__PART_ROPE_FREQS,
+    .parts = KVS__PART_QK_NORM | KVS__PART_BIAS | KVS__PART_ROPE_FREQS,
     .rope_style = KVS__ROPE_HALVES,
     .act = KVS__ACT_SILU,
     .setup = kvs__setup_window,
@@ -67,7 +67,7 @@ const kvs__arch kvs__arch_qwen3 = {
 
 const kvs__arch kvs__arch_qwen3moe = {
     .name = "qwen3moe",
-    .parts = KVS__PART_QK_NORM | KVS__PART_EXPERTS | KVS__PART_ROPE_FREQS,
+    .parts = KVS__PART_QK_NORM | KVS__PART_BIAS | KVS__PART_EXPERTS | KVS__PART_ROPE_FREQS,
     .rope_style = KVS__ROPE_HALVES,
     .act = KVS__ACT_SILU,
     .setup = setup_qwen3moe,

@@ -160,15 +160,20 @@ static found translate(const kvs__hf *hf, const char *name)
     return f;
 }
 
-static const char rope_name[] = "rope_freqs.weight";
-
-static bool find_rope(const kvs__hf *hf, kvs__tensor *out)
+/* Divisors of rotary frequencies, made from config.json, under the names that GGUF files have. */
+static bool find_rope(const kvs__hf *hf, const char *name, kvs__tensor *out)
 {
-    if (!hf->rope_factors) {
+    static const char *const names[] = {"rope_freqs.weight", "rope_factors_long.weight",
+                                        "rope_factors_short.weight"};
+    size_t which = 0;
+    while (which < KVS_COUNT(names) && strcmp(name, names[which]) != 0) {
+        which++;
+    }
+    if (which == KVS_COUNT(names) || !hf->rope_factors || hf->rope_is_long != (which > 0)) {
         return false;
     }
-    size_t n = hf->n_rope_factors;
-    *out = (kvs__tensor){.name = {rope_name, sizeof rope_name - 1},
+    size_t n = which > 0 ? hf->n_rope_factors / 2 : hf->n_rope_factors;
+    *out = (kvs__tensor){.name = {names[which], strlen(names[which])},
                          .type_name = "F32",
                          .is_weight = true,
                          .type = KVS__W_F32,
@@ -177,14 +182,14 @@ static bool find_rope(const kvs__hf *hf, kvs__tensor *out)
                          .n_rows = 1,
                          .row_bytes = n * sizeof(float),
                          .bytes = n * sizeof(float),
-                         .data = (const uint8_t *)hf->rope_factors};
+                         .data = (const uint8_t *)(hf->rope_factors + (which == 2 ? n : 0))};
     return true;
 }
 
 bool kvs__hf_find(const kvs__hf *hf, const char *name, kvs__tensor *out)
 {
-    if (strcmp(name, rope_name) == 0) {
-        return find_rope(hf, out);
+    if (strncmp(name, "rope_", 5) == 0) {
+        return find_rope(hf, name, out);
     }
     found f = translate(hf, name);
     const kvs__hf_tensor *t = f.name[0] ? kvs__hf_lookup(hf, f.name, strlen(f.name)) : NULL;

@@ -40,6 +40,7 @@ struct kvs__hf {
     size_t meta_cap, meta_bytes;
     float *rope_factors; /* [n_rope_factors], divisors of frequencies, made from config.json */
     size_t n_rope_factors;
+    bool rope_is_long; /* two lists: of long contexts, of short ones */
 };
 
 /* hf_shards.c: opens the shards and lists their tensors. `single`: the file's name where the

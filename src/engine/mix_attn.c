@@ -73,6 +73,12 @@ static void finish_token(const void *arg, size_t t)
     kvs__graph_turn(j->g, l->rope, t, k, l->n_kv_heads, l->k_dim);
 }
 
+static void finish_out(const void *arg, size_t t)
+{
+    const job *j = arg;
+    add_bias(j, j->g->h + t * j->g->net->d_model, j->l->bo, j->g->net->d_model);
+}
+
 /* One row's tokens, the first of which is `at` in the step, into its cache; then the queries of
  * those that go on, into out from `to`. */
 static kvs_status use_cache(const job *j, uint32_t layer, const kvs__graph_row *row, uint32_t skip,
@@ -124,6 +130,9 @@ static kvs_status run(kvs__graph *g, uint32_t layer, const kvs__step *step, kvs_
     if (st == KVS_OK) {
         const kvs__mat_out out[] = {{l->wo, g->h, g->net->d_model}};
         kvs__graph_multiply(g, out, KVS_COUNT(out), j.out, step->n_out);
+    }
+    if (st == KVS_OK && l->bo) {
+        kvs__graph_each(g, finish_out, &j, step->n_out);
     }
     return st;
 }

@@ -122,7 +122,7 @@ static kvs_status find_optional(kvs_model *m, const char *name, size_t n, const 
 /* Room for every tensor of one row, which is what find_vector can ask for. */
 static kvs_status reserve_vectors(kvs_model *m, kvs_err *err)
 {
-    size_t n = 0;
+    size_t n = m->net.ropes[0].n_rot; /* divisors may come from elsewhere than a file's tensor */
     kvs__tensor t;
     for (size_t i = 0; kvs__source_at(&m->source, i, &t); i++) {
         if (t.n_rows == 1 && !kvs__add_size(n, t.ne[0], &n)) {
@@ -243,6 +243,7 @@ static kvs_status load_attention(kvs_model *m, uint32_t i, kvs_err *err)
         {"attn_q.bias", 0, q, NULL, &l->bq, true},
         {"attn_k.bias", 0, k, NULL, &l->bk, true},
         {"attn_v.bias", 0, v, NULL, &l->bv, true},
+        {"attn_output.bias", 0, m->net.d_model, NULL, &l->bo, true},
     };
     const part qk_norm[] = {
         {"attn_q_norm.weight", 0, l->wide_norm ? q : l->k_dim, NULL, &l->q_norm, false},
@@ -252,7 +253,7 @@ static kvs_status load_attention(kvs_model *m, uint32_t i, kvs_err *err)
     if (st == KVS_OK) {
         st = find_parts(m, i, common, KVS_COUNT(common), err);
     }
-    if (st == KVS_OK && parts & KVS__PART_QKV_BIAS) {
+    if (st == KVS_OK && parts & KVS__PART_BIAS) {
         st = find_parts(m, i, bias, KVS_COUNT(bias), err);
     }
     if (st == KVS_OK && parts & KVS__PART_QK_NORM) {
@@ -364,6 +365,29 @@ static kvs_status load_moe(kvs_model *m, uint32_t i, kvs_err *err)
     return st;
 }
 
+/* What would change the result and has no place in a layer of the engine. */
+static kvs_status refuse_parts(const kvs_model *m, uint32_t i, kvs_err *err)
+{
+    static const char *const foreign[] = {"ffn_gate.bias", "ffn_up.bias", "ffn_down.bias",
+                                          "attn_qkv.bias"};
+    static const char *const biases[] = {"attn_q.bias", "attn_k.bias", "attn_v.bias",
+                                         "attn_output.bias"};
+    const char *bad = NULL;
+    for (size_t k = 0; k < KVS_COUNT(foreign); k++) {
+        bad = !bad && has_part(m, i, foreign[k]) ? foreign[k] : bad;
+    }
+    for (size_t k = 0; k < KVS_COUNT(biases) && !(m->arch->parts & KVS__PART_BIAS); k++) {
+        bad = !bad && has_part(m, i, biases[k]) ? biases[k] : bad;
+    }
+    if (!bad) {
+        return KVS_OK;
+    }
+    char name[64];
+    layer_name(name, i, bad);
+    return kvs__fail(err, KVS_E_UNSUPPORTED, "engine", "tensor %s: %s models have none",
+                     kvs__source_name(&m->source, name).text, m->arch->name);
+}
+
 static kvs_status load_layer(kvs_model *m, uint32_t i, kvs_err *err)
 {
     kvs__layer *l = &m->net.layers[i];
@@ -377,7 +401,10 @@ static kvs_status load_layer(kvs_model *m, uint32_t i, kvs_err *err)
         {"post_attention_norm.weight", 0, d, NULL, &l->post_attn_norm, false},
         {"post_ffw_norm.weight", 0, d, NULL, &l->post_ffn_norm, false},
     };
-    kvs_status st = find_parts(m, i, norms, KVS_COUNT(norms), err);
+    kvs_status st = refuse_parts(m, i, err);
+    if (st == KVS_OK) {
+        st = find_parts(m, i, norms, KVS_COUNT(norms), err);
+    }
     if (st == KVS_OK && parts & KVS__PART_POST_NORM) {
         st = find_parts(m, i, post, KVS_COUNT(post), err);
     }

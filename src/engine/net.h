@@ -108,6 +108,7 @@ typedef struct kvs__layer {
     const float *post_attn_norm; /* [d_model] or NULL */
     const float *post_ffn_norm;  /* [d_model] or NULL */
     const float *bq, *bk, *bv;   /* or NULL */
+    const float *bo;             /* [d_model] or NULL */
     bool wide_norm;              /* q and k are normed over all heads at once */
     kvs__latent latent;          /* KVS__MIX_LATENT */
     kvs__moe moe;                /* KVS__FFN_MOE */

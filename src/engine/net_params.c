@@ -248,11 +248,17 @@ kvs_status kvs__net_params(kvs_model *m, kvs_err *err)
 
 kvs_status kvs__setup_window(kvs_model *m, kvs_err *err)
 {
+    const uint32_t never = 1024;
     const kvs__u32_rule rule = {"attention.sliding_window", 0, INT32_MAX, &zero};
+    const kvs__u32_rule pattern = {"attention.sliding_window_pattern", 1, 1024, &never};
     uint32_t window = 0;
+    uint32_t every = never;
     kvs_status st = kvs__param_u32(m, &rule, &window, err);
+    if (st == KVS_OK) {
+        st = kvs__param_u32(m, &pattern, &every, err);
+    }
     for (uint32_t i = 0; st == KVS_OK && i < m->net.n_layers; i++) {
-        m->net.layers[i].window = window;
+        m->net.layers[i].window = every == never || (i + 1) % every != 0 ? window : 0;
     }
     return st;
 }
