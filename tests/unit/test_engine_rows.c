@@ -144,11 +144,56 @@ static void test_gemma(void **state)
     check(&t, "affine8:32", 2);
 }
 
+static void test_every_arch(void **state)
+{
+    (void)state;
+    static const char *const plain[] = {"qwen2", "qwen3", "phi3", "gemma2"};
+    for (size_t i = 0; i < sizeof plain / sizeof plain[0]; i++) {
+        tiny t = TINY_LLAMA;
+        t.arch = plain[i];
+        t.window = 24;
+        t.bias = plain[i][4] == '2';
+        t.longrope = plain[i][0] == 'p';
+        check(&t, "f32", 2);
+    }
+}
+
+static void test_experts(void **state)
+{
+    (void)state;
+    static const char *const archs[] = {"qwen3moe", "olmoe", "llama"};
+    for (size_t i = 0; i < sizeof archs / sizeof archs[0]; i++) {
+        tiny t = TINY_MOE;
+        t.arch = archs[i];
+        check(&t, "f16", 1 + (uint32_t)i);
+    }
+    tiny quantised = TINY_MOE;
+    quantised.type = KVS__W_Q8_0;
+    check(&quantised, "f32", 2);
+}
+
+static void test_latent(void **state)
+{
+    (void)state;
+    tiny t = TINY_DEEPSEEK;
+    check(&t, "f32", 1);
+    check(&t, "f16", 3);
+    t.apart = 1;
+    t.q_rank = 0;
+    check(&t, "f32", 2);
+    t.rank = 48; /* a row of 64 */
+    t.apart = 0;
+    check(&t, "affine4:32", 2);
+    t.type = KVS__W_BF16;
+    check(&t, "affine8:64", 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_llama),
-        cmocka_unit_test(test_gemma),
+        cmocka_unit_test(test_llama),      cmocka_unit_test(test_gemma),
+        cmocka_unit_test(test_every_arch), cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_latent),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
