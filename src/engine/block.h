@@ -76,6 +76,10 @@ extern const kvs__mixer kvs__mix_latent;
 extern const kvs__ffn kvs__ffn_dense;
 extern const kvs__ffn kvs__ffn_moe;
 
+/* ffn_moe.c: from the router's scores p [n], which are used up, to the experts chosen [used] and
+ * their weights [used]. */
+void kvs__moe_route(const kvs__moe *e, float *p, uint32_t *choice, float *weight);
+
 /* ---- for blocks */
 
 /* Cuts n floats off the front of what is left of g->work; *at starts as g->work. */

@@ -70,8 +70,7 @@ static void softmax(float *p, size_t n)
     }
 }
 
-/* Index of the greatest of p[0 .. n) among those above -1, the lowest of equal ones; a NaN is
- * never greater, and where nothing else is left index 0 is taken. */
+/* Index of the greatest of p[0 .. n) among those above -1, the lowest of equal ones. */
 static uint32_t greatest(const float *p, uint32_t n)
 {
     uint32_t best = 0;
@@ -108,18 +107,22 @@ static void keep_groups(const kvs__moe *e, float *p)
     }
 }
 
-static void route(const void *arg, size_t t)
+void kvs__moe_route(const kvs__moe *e, float *p, uint32_t *choice, float *weight)
 {
-    const job *j = arg;
-    const kvs__moe *e = j->e;
-    float *p = j->p + t * e->n;
-    float *weight = j->weight + t * e->used;
     softmax(p, e->n);
+    if (p[0] !=
+        p[0]) { /* a NaN among the scores makes them all so, and goes through to the result */
+        for (uint32_t i = 0; i < e->used; i++) {
+            choice[i] = i;
+            weight[i] = p[0];
+        }
+        return;
+    }
     keep_groups(e, p);
     float sum = 0.0f;
     for (uint32_t i = 0; i < e->used; i++) {
         uint32_t best = greatest(p, e->n);
-        j->choice[t * e->used + i] = best;
+        choice[i] = best;
         weight[i] = p[best];
         sum += p[best];
         p[best] = -1.0f;
@@ -127,6 +130,13 @@ static void route(const void *arg, size_t t)
     for (uint32_t i = 0; i < e->used; i++) {
         weight[i] = (e->normalise ? weight[i] / sum : weight[i]) * e->scale;
     }
+}
+
+static void route(const void *arg, size_t t)
+{
+    const job *j = arg;
+    const kvs__moe *e = j->e;
+    kvs__moe_route(e, j->p + t * e->n, j->choice + t * e->used, j->weight + t * e->used);
 }
 
 /* Sorts choices by expert, tokens ascending in each. */

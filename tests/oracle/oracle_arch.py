@@ -87,6 +87,9 @@ MODELS = {
         type="yarn", factor=8.0, original_max_position_embeddings=32, mscale=1.0,
         mscale_all_dim=0.5)),
 }
+# Quantised by MLX: matrices of experts stacked, latent matrices cut by rows. (bits, group)
+QUANTISED = {"llama": (4, 64), "phi3": (8, 32), "gemma2": (4, 32), "qwen3-moe": (4, 32),
+             "deepseek-v2": (8, 32), "deepseek-v2-lite": (4, 32)}
 # The base of the encoding depends on the length of the call: all tokens at once, and the context
 # exactly as long.
 AT_ONCE = {"llama-dynamic"}
@@ -102,10 +105,11 @@ def expected(model, tokens, at_once):
     return np.concatenate([np.array(r) for r in rows])
 
 
-def check(library, name):
+def check(library, name, bits=0, group=64):
     tokens = np.random.default_rng(7).integers(0, BASE["vocab_size"], PROMPT + STEPS).tolist()
     with tempfile.TemporaryDirectory() as path:
-        want = expected(hf_models.write(path, MODELS[name]), tokens, name in AT_ONCE)
+        model = hf_models.write(path, MODELS[name], bits=bits, group=group)
+        want = expected(model, tokens, name in AT_ONCE)
         n_ctx = len(tokens) if name in AT_ONCE else 512
         got = []
         for block, threads in ((0, 1), (7, 2)):
@@ -116,21 +120,24 @@ def check(library, name):
     far = (np.abs(got[0] - want).max(axis=1) / spread).max()
     same = np.array_equal(got[0], got[1])
     ok = far <= NEAR and same and np.isfinite(want).all() and np.ptp(want, axis=1).min() > 0.1
-    print("%s %s: %.1e of the greatest logit%s" % ("ok" if ok else "FAIL", name, far,
+    label = "%s in %d bits" % (name, bits) if bits else name
+    print("%s %s: %.1e of the greatest logit%s" % ("ok" if ok else "FAIL", label, far,
                                                    "" if same else ", block size shows"))
     return ok
 
 
 def main():
     names = sys.argv[2:] or list(MODELS)
+    runs = [(name,) for name in names]
+    runs += [(name, *QUANTISED[name]) for name in names if name in QUANTISED]
     bad = 0
-    for name in names:
+    for run in runs:
         try:
-            bad += not check(sys.argv[1], name)
+            bad += not check(sys.argv[1], *run)
         except RuntimeError as e:
-            print("FAIL %s: %s" % (name, e))
+            print("FAIL %s: %s" % (run[0], e))
             bad += 1
-    print("%d of %d models" % (len(names) - bad, len(names)))
+    print("%d of %d models" % (len(runs) - bad, len(runs)))
     return bad > 0
 
 
