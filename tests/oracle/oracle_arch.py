@@ -15,12 +15,13 @@ import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
 import engine_lib
+import gguf_models
 import hf_models
 
 mx.set_default_device(mx.cpu)
 NEAR = 2e-4
-PROMPT = 70
-STEPS = 26
+PROMPT = 270
+STEPS = 20
 
 BASE = dict(hidden_size=64, num_hidden_layers=3, intermediate_size=96, num_attention_heads=4,
             num_key_value_heads=2, rms_norm_eps=1e-5, vocab_size=288, max_position_embeddings=512,
@@ -90,6 +91,10 @@ MODELS = {
 # Quantised by MLX: matrices of experts stacked, latent matrices cut by rows. (bits, group)
 QUANTISED = {"llama": (4, 64), "phi3": (8, 32), "gemma2": (4, 32), "qwen3-moe": (4, 32),
              "deepseek-v2": (8, 32), "deepseek-v2-lite": (4, 32)}
+# As GGUF too; "apart": with the matrices of latent attention apart, as newer files have them.
+AS_GGUF = {"llama": "", "mixtral": "", "qwen2": "", "qwen3": "", "qwen3-moe": "",
+           "qwen3-moe-unnormed": "", "olmoe": "", "phi3": "", "phi3-longrope": "", "gemma2": "",
+           "gemma3": "", "deepseek-v2": "apart", "deepseek-v2-lite": ""}
 # The base of the encoding depends on the length of the call: all tokens at once, and the context
 # exactly as long.
 AT_ONCE = {"llama-dynamic"}
@@ -105,24 +110,37 @@ def expected(model, tokens, at_once):
     return np.concatenate([np.array(r) for r in rows])
 
 
+def logits(library, path, tokens, n_ctx):
+    """The engine's rows, and whether another block size and two threads give the same bits."""
+    got = []
+    for block, threads in ((0, 1), (7, 2)):
+        engine = engine_lib.Engine(library, path, threads=threads, n_ctx=n_ctx, block=block)
+        got.append(engine.logits(tokens, 0))
+        engine.close()
+    return got[0], np.array_equal(got[0], got[1])
+
+
+def judge(label, got, same, want):
+    spread = np.abs(want).max(axis=1)
+    far = (np.abs(got - want).max(axis=1) / spread).max()
+    ok = far <= NEAR and same and np.isfinite(want).all() and np.ptp(want, axis=1).min() > 0.1
+    print("%s %s: %.1e of the greatest logit%s" % ("ok" if ok else "FAIL", label, far,
+                                                   "" if same else ", block size shows"))
+    return ok
+
+
 def check(library, name, bits=0, group=64):
     tokens = np.random.default_rng(7).integers(0, BASE["vocab_size"], PROMPT + STEPS).tolist()
+    n_ctx = len(tokens) if name in AT_ONCE else 512
     with tempfile.TemporaryDirectory() as path:
         model = hf_models.write(path, MODELS[name], bits=bits, group=group)
         want = expected(model, tokens, name in AT_ONCE)
-        n_ctx = len(tokens) if name in AT_ONCE else 512
-        got = []
-        for block, threads in ((0, 1), (7, 2)):
-            engine = engine_lib.Engine(library, path, threads=threads, n_ctx=n_ctx, block=block)
-            got.append(engine.logits(tokens, 0))
-            engine.close()
-    spread = np.abs(want).max(axis=1)
-    far = (np.abs(got[0] - want).max(axis=1) / spread).max()
-    same = np.array_equal(got[0], got[1])
-    ok = far <= NEAR and same and np.isfinite(want).all() and np.ptp(want, axis=1).min() > 0.1
-    label = "%s in %d bits" % (name, bits) if bits else name
-    print("%s %s: %.1e of the greatest logit%s" % ("ok" if ok else "FAIL", label, far,
-                                                   "" if same else ", block size shows"))
+        label = "%s in %d bits" % (name, bits) if bits else name
+        ok = judge(label, *logits(library, path, tokens, n_ctx), want)
+        if name in AS_GGUF and not bits:
+            file = os.path.join(path, "model.gguf")
+            gguf_models.write(file, model, MODELS[name], AS_GGUF[name] == "apart")
+            ok &= judge(name + " as GGUF", *logits(library, file, tokens, n_ctx), want)
     return ok
 
 
