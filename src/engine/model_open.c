@@ -52,6 +52,10 @@ static void fill_info(kvs_model *m)
     for (uint32_t i = 0; i < net->n_layers; i++) {
         uint32_t w = net->layers[i].window;
         info->window = w > info->window ? w : info->window;
+        if (net->layers[i].ffn == KVS__FFN_MOE) {
+            info->n_experts = net->layers[i].moe.n;
+            info->n_experts_used = net->layers[i].moe.used;
+        }
     }
 }
 
