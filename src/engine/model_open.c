@@ -6,8 +6,10 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "engine/arch.h"
+#include "engine/hf.h"
 #include "engine/model_parts.h"
 #include "engine/token_gguf.h"
 
@@ -31,24 +33,29 @@ static void fill_info(kvs_model *m)
     if (kvs__gguf_get_str(m->gguf, "general.name", &s, NULL) == KVS_OK) {
         copy_text(info->name, sizeof info->name, s);
     }
-    info->file_bytes = kvs__gguf_get_info(m->gguf).file_bytes;
-    const kvs__gguf_tensor *t = NULL;
-    for (size_t i = 0; (t = kvs__gguf_tensor_at(m->gguf, i)); i++) {
-        info->n_params += (uint64_t)t->ne[0] * t->n_rows;
-        info->weight_bytes += t->bytes;
+    info->file_bytes =
+        m->source.hf ? kvs__hf_file_bytes(m->source.hf) : kvs__gguf_get_info(m->gguf).file_bytes;
+    kvs__tensor t;
+    for (size_t i = 0; kvs__source_at(&m->source, i, &t); i++) {
+        info->n_params += (uint64_t)t.ne[0] * t.n_rows;
+        info->weight_bytes += t.bytes;
     }
     info->n_layers = net->n_layers;
     info->d_model = net->d_model;
-    info->d_ff = net->d_ff;
-    info->n_heads = net->n_heads;
-    info->n_kv_heads = net->n_kv_heads;
-    info->k_dim = net->k_dim;
-    info->v_dim = net->v_dim;
+    info->d_ff = net->usual.d_ff;
+    info->n_heads = net->usual.n_heads;
+    info->n_kv_heads = net->usual.n_kv_heads;
+    info->k_dim = net->usual.k_dim;
+    info->v_dim = net->usual.v_dim;
     info->n_vocab = net->n_vocab;
     info->n_ctx_train = net->n_ctx_train;
     for (uint32_t i = 0; i < net->n_layers; i++) {
         uint32_t w = net->layers[i].window;
         info->window = w > info->window ? w : info->window;
+        if (net->layers[i].ffn == KVS__FFN_MOE) {
+            info->n_experts = net->layers[i].moe.n;
+            info->n_experts_used = net->layers[i].moe.used;
+        }
     }
 }
 
@@ -101,13 +108,21 @@ static kvs_status load(kvs_model *m, uint32_t flags, kvs_err *err)
 kvs_status kvs__model_open_gguf(kvs_ctx *ctx, kvs__gguf *g, uint32_t flags, kvs_model **out,
                                 kvs_err *err)
 {
+    return kvs__model_open_source(ctx, g, NULL, flags, out, err);
+}
+
+kvs_status kvs__model_open_source(kvs_ctx *ctx, kvs__gguf *g, kvs__hf *hf, uint32_t flags,
+                                  kvs_model **out, kvs_err *err)
+{
     kvs_model *m = kvs__calloc(ctx, 1, sizeof *m);
     if (!m) {
         kvs__gguf_close(g);
+        kvs__hf_close(hf);
         return kvs__nomem(err, "engine", sizeof *m);
     }
     m->ctx = ctx;
     m->gguf = g;
+    m->source = (kvs__source){g, hf};
     m->info = (kvs_model_info)KVS_MODEL_INFO_INIT;
     kvs_status st = load(m, flags, err);
     if (st != KVS_OK) {
@@ -117,6 +132,41 @@ kvs_status kvs__model_open_gguf(kvs_ctx *ctx, kvs__gguf *g, uint32_t flags, kvs_
     fill_info(m);
     *out = m;
     return KVS_OK;
+}
+
+/* A directory, or a file by the names that safetensors have. */
+static bool is_hf(const char *path)
+{
+    static const char *const tails[] = {".safetensors", ".safetensors.index.json"};
+    size_t n = strlen(path);
+    for (size_t i = 0; i < KVS_COUNT(tails); i++) {
+        size_t t = strlen(tails[i]);
+        if (n > t && strcmp(path + n - t, tails[i]) == 0) {
+            return true;
+        }
+    }
+    struct stat sb;
+    return stat(path, &sb) == 0 && S_ISDIR(sb.st_mode);
+}
+
+static kvs_status open_hf(kvs_ctx *ctx, const char *path, uint32_t flags, kvs_model **out,
+                          kvs_err *err)
+{
+    kvs__hf *hf = NULL;
+    kvs_status st = kvs__hf_open(ctx, path, &hf, err);
+    if (st != KVS_OK) {
+        return st;
+    }
+    const void *bytes = NULL;
+    size_t n = 0;
+    kvs__gguf *g = NULL;
+    kvs__hf_meta(hf, &bytes, &n);
+    st = kvs__gguf_open_mem(ctx, bytes, n, &g, err);
+    if (st != KVS_OK) {
+        kvs__hf_close(hf);
+        return st;
+    }
+    return kvs__model_open_source(ctx, g, hf, flags, out, err);
 }
 
 kvs_status kvs_model_open(kvs_ctx *ctx, const char *path, const kvs_model_opts *opts,
@@ -136,6 +186,9 @@ kvs_status kvs_model_open(kvs_ctx *ctx, const char *path, const kvs_model_opts *
     if (o.flags & ~(uint32_t)KVS_MODEL_INSPECT || o.reserved) {
         return kvs__fail(err, KVS_E_INVAL, "engine", "flags 0x%x of kvs_model_opts", o.flags);
     }
+    if (is_hf(path)) {
+        return open_hf(ctx, path, o.flags, out, err);
+    }
     kvs__gguf *g = NULL;
     kvs_status st = kvs__gguf_open(ctx, path, &g, err);
     return st == KVS_OK ? kvs__model_open_gguf(ctx, g, o.flags, out, err) : st;
@@ -149,6 +202,7 @@ void kvs_model_close(kvs_model *m)
     kvs__net_free(m);
     kvs__tokenizer_free(m->tok);
     kvs__gguf_close(m->gguf);
+    kvs__hf_close(m->source.hf);
     kvs__free(m->ctx, m, sizeof *m);
 }
 
@@ -270,16 +324,16 @@ kvs_status kvs_model_get_entry(const kvs_model *m, size_t i, kvs_model_entry *ou
 
 kvs_status kvs_model_get_tensor(const kvs_model *m, size_t i, kvs_model_tensor *out)
 {
-    const kvs__gguf_tensor *t = kvs__gguf_tensor_at(m->gguf, i);
-    if (!t) {
+    kvs__tensor t;
+    if (!kvs__source_at(&m->source, i, &t)) {
         return KVS_NO;
     }
     kvs_model_tensor r = KVS_MODEL_TENSOR_INIT;
-    (void)put_text(r.name, sizeof r.name, t->name);
-    (void)snprintf(r.type, sizeof r.type, "%s", kvs__wtype_get((uint32_t)t->type)->name);
+    (void)put_text(r.name, sizeof r.name, t.name);
+    (void)snprintf(r.type, sizeof r.type, "%s", t.type_name);
     for (size_t d = 0; d < 4; d++) {
-        r.dims[d] = t->ne[d];
+        r.dims[d] = t.ne[d];
     }
-    r.bytes = t->bytes;
+    r.bytes = t.bytes;
     return kvs__stats_write(out, &r, sizeof r);
 }

@@ -234,4 +234,5 @@ void kvs__wkern_init_avx2(kvs__wkern *k)
 {
     k->matmul = matmul;
     k->dequant = dequant;
+    k->row = row;
 }

@@ -260,4 +260,5 @@ void kvs__wkern_init_avx512(kvs__wkern *k)
 {
     k->matmul = matmul;
     k->dequant = dequant;
+    k->row = row;
 }

@@ -338,4 +338,5 @@ void kvs__wkern_init_neon(kvs__wkern *k)
 {
     k->matmul = matmul;
     k->dequant = dequant;
+    k->row = row;
 }

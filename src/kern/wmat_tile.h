@@ -435,7 +435,9 @@ static void matmul(float *y, size_t ldy, const float *x, size_t ldx, size_t rows
     if (rows == 0 || w->n == 0) {
         return;
     }
-    if (w->k == 0) {
+    if (w->affine.scales) {
+        kvs__wkern_for(0)->matmul(y, ldy, x, ldx, rows, w, scratch);
+    } else if (w->k == 0) {
         for (size_t r = 0; r < rows; r++) {
             memset(y + r * ldy, 0, w->n * sizeof *y);
         }
@@ -454,6 +456,15 @@ static void matmul(float *y, size_t ldy, const float *x, size_t ldx, size_t rows
 static void dequant(float *dst, kvs__wtype type, const void *src, size_t n)
 {
     ops[type].plain(dst, src, n);
+}
+
+static void row(float *dst, const kvs__wrows *w, size_t j)
+{
+    if (w->affine.scales) {
+        kvs__wrows_decode(w, j, 0, w->k, dst);
+    } else {
+        ops[w->type].plain(dst, w->data + j * w->row_bytes, w->k);
+    }
 }
 
 #endif
