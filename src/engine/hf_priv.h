@@ -13,6 +13,7 @@ typedef struct kvs__hf_tensor {
     uint32_t bits;  /* of an affine weight, 0: it is stored as it is */
     uint32_t group; /* elements that share a scale */
     bool part;      /* scales or biases of another tensor: not listed */
+    bool used;      /* was asked for while the model was opened */
 } kvs__hf_tensor;
 
 typedef struct kvs__hf_shard {
@@ -45,7 +46,7 @@ struct kvs__hf {
 /* hf_shards.c: opens the shards and lists their tensors. `single`: the file's name where the
  * directory has no index. */
 kvs_status kvs__hf_open_shards(kvs__hf *hf, const char *single, kvs_err *err);
-const kvs__hf_tensor *kvs__hf_lookup(const kvs__hf *hf, const char *name, size_t len);
+kvs__hf_tensor *kvs__hf_lookup(const kvs__hf *hf, const char *name, size_t len);
 /* "dir/name", NULL: out of memory. Freed by kvs__free with *bytes. */
 char *kvs__hf_path(const kvs__hf *hf, const char *name, size_t *bytes);
 

@@ -91,6 +91,9 @@ static kvs_status load(kvs_model *m, uint32_t flags, kvs_err *err)
     if (st == KVS_OK && m->arch) {
         st = kvs__net_load(m, err);
     }
+    if (st == KVS_OK && m->arch && m->source.hf) {
+        st = kvs__hf_check_used(m->source.hf, err);
+    }
     if (st == KVS_OK) {
         st = kvs__tokenizer_from_gguf(m->ctx, m->gguf, NULL, &m->tok, err);
         bool inspect = (flags & KVS_MODEL_INSPECT) != 0;
