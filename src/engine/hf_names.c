@@ -162,7 +162,7 @@ static found translate(const kvs__hf *hf, const char *name)
 
 static const char rope_name[] = "rope_freqs.weight";
 
-static bool find_rope(const kvs__hf *hf, kvs__tensor *out)
+bool kvs__hf_rope_tensor(const kvs__hf *hf, kvs__tensor *out)
 {
     if (!hf->rope_factors) {
         return false;
@@ -184,7 +184,7 @@ static bool find_rope(const kvs__hf *hf, kvs__tensor *out)
 bool kvs__hf_find(const kvs__hf *hf, const char *name, kvs__tensor *out)
 {
     if (strcmp(name, rope_name) == 0) {
-        return find_rope(hf, out);
+        return kvs__hf_rope_tensor(hf, out);
     }
     found f = translate(hf, name);
     kvs__hf_tensor *t = f.name[0] ? kvs__hf_lookup(hf, f.name, strlen(f.name)) : NULL;

@@ -60,7 +60,11 @@ kvs_status kvs__hf_write_meta(kvs__hf *hf, kvs_err *err);
 /* The part of config.json that describes the decoder: text_config where there is one. */
 kvs__jval kvs__hf_text_config(const kvs__hf *hf);
 
-/* hf_names.c: prefix and head from what is there. */
+/* hf_names.c: the divisors of rotary frequencies as a tensor, the last one; false: there are none.
+ */
+bool kvs__hf_rope_tensor(const kvs__hf *hf, kvs__tensor *out);
+
+/* Prefix and head from what is there. */
 kvs_status kvs__hf_find_names(kvs__hf *hf, kvs_err *err);
 
 /* ---- hf_meta.c: writes GGUF metadata into hf->meta */
