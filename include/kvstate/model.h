@@ -53,10 +53,10 @@ typedef struct kvs_model_info {
     uint32_t k_dim; /* of one head */
     uint32_t v_dim;
     uint32_t n_vocab;
-    uint32_t n_ctx_train; /* context length it was trained for */
-    uint32_t window;      /* of the layers that have one; 0: none has */
-    uint64_t n_params;    /* elements of all tensors */
-    uint64_t file_bytes;  /* of all weight files */
+    uint32_t n_ctx_train;  /* context length it was trained for */
+    uint32_t window;       /* of the layers that have one; 0: none has */
+    uint64_t n_params;     /* elements of all tensors */
+    uint64_t file_bytes;   /* of all weight files */
     uint64_t weight_bytes; /* of all tensors */
     uint64_t step_bytes;   /* of the weights that one token reads */
 } kvs_model_info;
