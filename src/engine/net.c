@@ -510,6 +510,9 @@ kvs_status kvs__net_load(kvs_model *m, kvs_err *err)
         st = m->arch->setup(m, err);
     }
     if (st == KVS_OK) {
+        st = kvs__param_f32(m, "embedding_scale", &net->embed_scale, &net->embed_scale, err);
+    }
+    if (st == KVS_OK) {
         st = reserve_vectors(m, err);
     }
     if (st == KVS_OK) {
