@@ -17,9 +17,9 @@
 #include "engine/token_utf8.h"
 
 struct parser {
-    kvs__json *j;
+    kvs__tape *j;
     size_t at;
-    uint32_t stack[KVS__JSON_DEPTH_MAX];
+    uint32_t stack[KVS__TAPE_DEPTH_MAX];
     unsigned depth;
     kvs_err *err;
 };
@@ -37,12 +37,12 @@ static void skip_space(struct parser *p)
     }
 }
 
-static kvs_status add_node(struct parser *p, kvs__jtype type, size_t at, size_t len)
+static kvs_status add_node(struct parser *p, kvs__ttype type, size_t at, size_t len)
 {
-    kvs__json *j = p->j;
+    kvs__tape *j = p->j;
     if (!j->nodes || j->n_nodes == j->cap_nodes) {
         size_t cap = j->cap_nodes > 0 ? j->cap_nodes * 2 : 64;
-        kvs__jnode *nodes = kvs__alloc(j->ctx, cap * sizeof *nodes);
+        kvs__tnode *nodes = kvs__alloc(j->ctx, cap * sizeof *nodes);
         if (!nodes) {
             return kvs__nomem(p->err, "engine", cap * sizeof *nodes);
         }
@@ -54,7 +54,7 @@ static kvs_status add_node(struct parser *p, kvs__jtype type, size_t at, size_t 
         j->cap_nodes = cap;
     }
     uint32_t next = (uint32_t)j->n_nodes + 1;
-    j->nodes[j->n_nodes++] = (kvs__jnode){(uint32_t)type, (uint32_t)at, (uint32_t)len, next};
+    j->nodes[j->n_nodes++] = (kvs__tnode){(uint32_t)type, (uint32_t)at, (uint32_t)len, next};
     return KVS_OK;
 }
 
@@ -160,7 +160,7 @@ static kvs_status read_string(struct parser *p)
         }
     }
     p->at++;
-    return add_node(p, KVS__J_STRING, start, to - start);
+    return add_node(p, KVS__T_STRING, start, to - start);
 }
 
 /* ---- numbers and words */
@@ -201,15 +201,15 @@ static kvs_status read_number(struct parser *p)
             return bad(p, "malformed number");
         }
     }
-    return add_node(p, KVS__J_NUMBER, from, p->at - from);
+    return add_node(p, KVS__T_NUMBER, from, p->at - from);
 }
 
 static kvs_status read_word(struct parser *p)
 {
     static const struct {
         const char *text;
-        kvs__jtype type;
-    } words[] = {{"null", KVS__J_NULL}, {"false", KVS__J_FALSE}, {"true", KVS__J_TRUE}};
+        kvs__ttype type;
+    } words[] = {{"null", KVS__T_NULL}, {"false", KVS__T_FALSE}, {"true", KVS__T_TRUE}};
     for (size_t i = 0; i < KVS_COUNT(words); i++) {
         size_t n = strlen(words[i].text);
         if (p->at + n <= p->j->text_bytes && memcmp(p->j->text + p->at, words[i].text, n) == 0) {
@@ -222,11 +222,11 @@ static kvs_status read_word(struct parser *p)
 
 /* ---- nesting */
 
-static kvs_status open_nest(struct parser *p, kvs__jtype type)
+static kvs_status open_nest(struct parser *p, kvs__ttype type)
 {
-    if (p->depth == KVS__JSON_DEPTH_MAX) {
+    if (p->depth == KVS__TAPE_DEPTH_MAX) {
         return kvs__fail(p->err, KVS_E_LIMIT, "engine", "%s: nested deeper than %u at byte %zu",
-                         p->j->name, KVS__JSON_DEPTH_MAX, p->at);
+                         p->j->name, KVS__TAPE_DEPTH_MAX, p->at);
     }
     p->at++;
     p->stack[p->depth++] = (uint32_t)p->j->n_nodes;
@@ -264,7 +264,7 @@ static kvs_status read_value(struct parser *p, bool *opened)
     const char c = p->j->text[p->at];
     *opened = c == '{' || c == '[';
     if (*opened) {
-        return open_nest(p, c == '{' ? KVS__J_OBJECT : KVS__J_ARRAY);
+        return open_nest(p, c == '{' ? KVS__T_OBJECT : KVS__T_ARRAY);
     }
     if (c == '"') {
         return read_string(p);
@@ -277,8 +277,8 @@ static kvs_status read_value(struct parser *p, bool *opened)
 static kvs_status advance(struct parser *p, bool fresh)
 {
     while (p->depth > 0) {
-        kvs__jnode *top = &p->j->nodes[p->stack[p->depth - 1]];
-        const bool object = top->type == KVS__J_OBJECT;
+        kvs__tnode *top = &p->j->nodes[p->stack[p->depth - 1]];
+        const bool object = top->type == KVS__T_OBJECT;
         skip_space(p);
         const char c = p->j->text[p->at];
         if (c == (object ? '}' : ']')) {
@@ -298,7 +298,7 @@ static kvs_status advance(struct parser *p, bool fresh)
     return KVS_OK;
 }
 
-static kvs_status parse(kvs__json *j, kvs_err *err)
+static kvs_status parse(kvs__tape *j, kvs_err *err)
 {
     struct parser p = {.j = j, .err = err};
     do {
@@ -317,7 +317,7 @@ static kvs_status parse(kvs__json *j, kvs_err *err)
 
 /* ---- documents */
 
-kvs_status kvs__file_read(kvs_ctx *ctx, const char *path, size_t max, char **out, size_t *n,
+kvs_status kvs__tape_file(kvs_ctx *ctx, const char *path, size_t max, char **out, size_t *n,
                           kvs_err *err)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -361,32 +361,32 @@ kvs_status kvs__file_read(kvs_ctx *ctx, const char *path, size_t max, char **out
 }
 
 /* Takes text over. */
-static kvs_status parse_own(kvs_ctx *ctx, char *text, size_t n, const char *name, kvs__json *out,
+static kvs_status parse_own(kvs_ctx *ctx, char *text, size_t n, const char *name, kvs__tape *out,
                             kvs_err *err)
 {
-    kvs__json j = {.ctx = ctx, .text = text, .text_bytes = n, .name = name};
+    kvs__tape j = {.ctx = ctx, .text = text, .text_bytes = n, .name = name};
     kvs_status st = parse(&j, err);
     if (st != KVS_OK) {
-        kvs__json_free(&j);
+        kvs__tape_free(&j);
         return st;
     }
     *out = j;
     return KVS_OK;
 }
 
-kvs_status kvs__json_open(kvs_ctx *ctx, const char *path, const char *name, kvs__json *out,
+kvs_status kvs__tape_open(kvs_ctx *ctx, const char *path, const char *name, kvs__tape *out,
                           kvs_err *err)
 {
     char *text = NULL;
     size_t n = 0;
-    kvs_status st = kvs__file_read(ctx, path, KVS__JSON_BYTES_MAX, &text, &n, err);
+    kvs_status st = kvs__tape_file(ctx, path, KVS__TAPE_BYTES_MAX, &text, &n, err);
     return st == KVS_OK ? parse_own(ctx, text, n, name, out, err) : st;
 }
 
-kvs_status kvs__json_parse(kvs_ctx *ctx, const char *text, size_t n, const char *name,
-                           kvs__json *out, kvs_err *err)
+kvs_status kvs__tape_parse(kvs_ctx *ctx, const char *text, size_t n, const char *name,
+                           kvs__tape *out, kvs_err *err)
 {
-    if (n > KVS__JSON_BYTES_MAX) {
+    if (n > KVS__TAPE_BYTES_MAX) {
         return kvs__fail(err, KVS_E_LIMIT, "engine", "%s: %zu bytes", name, n);
     }
     char *copy = kvs__alloc(ctx, n + 1);
@@ -398,7 +398,7 @@ kvs_status kvs__json_parse(kvs_ctx *ctx, const char *text, size_t n, const char 
     return parse_own(ctx, copy, n, name, out, err);
 }
 
-void kvs__json_drop_nodes(kvs__json *j)
+void kvs__tape_drop_nodes(kvs__tape *j)
 {
     kvs__free(j->ctx, j->nodes, j->cap_nodes * sizeof *j->nodes);
     j->nodes = NULL;
@@ -406,10 +406,10 @@ void kvs__json_drop_nodes(kvs__json *j)
     j->cap_nodes = 0;
 }
 
-void kvs__json_free(kvs__json *j)
+void kvs__tape_free(kvs__tape *j)
 {
     if (j->text) {
-        kvs__json_drop_nodes(j);
+        kvs__tape_drop_nodes(j);
         kvs__free(j->ctx, j->text, j->text_bytes + 1);
         j->text = NULL;
     }
@@ -417,36 +417,36 @@ void kvs__json_free(kvs__json *j)
 
 /* ---- access */
 
-kvs__jtype kvs__json_type(const kvs__json *j, uint32_t node)
+kvs__ttype kvs__tape_type(const kvs__tape *j, uint32_t node)
 {
-    return node < j->n_nodes ? (kvs__jtype)j->nodes[node].type : KVS__J_NULL;
+    return node < j->n_nodes ? (kvs__ttype)j->nodes[node].type : KVS__T_NULL;
 }
 
-const char *kvs__json_str(const kvs__json *j, uint32_t node, size_t *n)
+const char *kvs__tape_str(const kvs__tape *j, uint32_t node, size_t *n)
 {
-    if (kvs__json_type(j, node) != KVS__J_STRING) {
+    if (kvs__tape_type(j, node) != KVS__T_STRING) {
         return NULL;
     }
     *n = j->nodes[node].len;
     return j->text + j->nodes[node].at;
 }
 
-bool kvs__json_is(const kvs__json *j, uint32_t node, const char *text)
+bool kvs__tape_is(const kvs__tape *j, uint32_t node, const char *text)
 {
     size_t n = 0;
-    const char *s = kvs__json_str(j, node, &n);
+    const char *s = kvs__tape_str(j, node, &n);
     return s && n == strlen(text) && memcmp(s, text, n) == 0;
 }
 
-uint32_t kvs__json_get(const kvs__json *j, uint32_t object, const char *key)
+uint32_t kvs__tape_get(const kvs__tape *j, uint32_t object, const char *key)
 {
-    uint32_t found = KVS__JSON_NONE;
-    if (kvs__json_type(j, object) != KVS__J_OBJECT) {
+    uint32_t found = KVS__TAPE_NONE;
+    if (kvs__tape_type(j, object) != KVS__T_OBJECT) {
         return found;
     }
     uint32_t at = object + 1;
     for (uint32_t i = 0; i < j->nodes[object].len; i++) {
-        if (kvs__json_is(j, at, key)) {
+        if (kvs__tape_is(j, at, key)) {
             found = at + 1;
         }
         at = j->nodes[at + 1].next;
@@ -454,9 +454,9 @@ uint32_t kvs__json_get(const kvs__json *j, uint32_t object, const char *key)
     return found;
 }
 
-bool kvs__json_int(const kvs__json *j, uint32_t node, int64_t *out)
+bool kvs__tape_int(const kvs__tape *j, uint32_t node, int64_t *out)
 {
-    if (kvs__json_type(j, node) != KVS__J_NUMBER) {
+    if (kvs__tape_type(j, node) != KVS__T_NUMBER) {
         return false;
     }
     const char *s = j->text + j->nodes[node].at;
@@ -506,9 +506,9 @@ static double divide(uint64_t m, unsigned places)
     return d;
 }
 
-bool kvs__json_double(const kvs__json *j, uint32_t node, double *out)
+bool kvs__tape_double(const kvs__tape *j, uint32_t node, double *out)
 {
-    if (kvs__json_type(j, node) != KVS__J_NUMBER) {
+    if (kvs__tape_type(j, node) != KVS__T_NUMBER) {
         return false;
     }
     const char *s = j->text + j->nodes[node].at;

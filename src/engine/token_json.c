@@ -21,40 +21,40 @@ kvs_status kvs__tj_bad(const char *what, kvs_err *err)
     return kvs__fail(err, KVS_E_FORMAT, "engine", "tokenizer.json: %s", what);
 }
 
-kvs_status kvs__tj_refuse(const kvs__json *j, const char *part, uint32_t node, kvs_err *err)
+kvs_status kvs__tj_refuse(const kvs__tape *j, const char *part, uint32_t node, kvs_err *err)
 {
     size_t n = 0;
-    const char *name = kvs__json_str(j, kvs__json_get(j, node, "type"), &n);
+    const char *name = kvs__tape_str(j, kvs__tape_get(j, node, "type"), &n);
     return kvs__fail(err, KVS_E_UNSUPPORTED, "engine",
                      "tokenizer.json: %s \"%.*s\" is not supported", part, n < 80 ? (int)n : 80,
                      name ? name : "");
 }
 
-kvs_status kvs__tj_bool(const kvs__json *j, uint32_t object, const char *key, bool *value,
+kvs_status kvs__tj_bool(const kvs__tape *j, uint32_t object, const char *key, bool *value,
                         kvs_err *err)
 {
-    const uint32_t node = kvs__json_get(j, object, key);
-    switch (kvs__json_type(j, node)) {
-    case KVS__J_NULL:
+    const uint32_t node = kvs__tape_get(j, object, key);
+    switch (kvs__tape_type(j, node)) {
+    case KVS__T_NULL:
         return KVS_OK;
-    case KVS__J_FALSE:
-    case KVS__J_TRUE:
-        *value = kvs__json_type(j, node) == KVS__J_TRUE;
+    case KVS__T_FALSE:
+    case KVS__T_TRUE:
+        *value = kvs__tape_type(j, node) == KVS__T_TRUE;
         return KVS_OK;
     default:
         return kvs__fail(err, KVS_E_FORMAT, "engine", "tokenizer.json: %s is no boolean", key);
     }
 }
 
-kvs_status kvs__tj_text(const kvs__json *j, uint32_t object, const char *key, kvs__text *value,
+kvs_status kvs__tj_text(const kvs__tape *j, uint32_t object, const char *key, kvs__text *value,
                         kvs_err *err)
 {
-    const uint32_t node = kvs__json_get(j, object, key);
-    if (kvs__json_type(j, node) == KVS__J_NULL) {
+    const uint32_t node = kvs__tape_get(j, object, key);
+    if (kvs__tape_type(j, node) == KVS__T_NULL) {
         return KVS_OK;
     }
     size_t n = 0;
-    const char *s = kvs__json_str(j, node, &n);
+    const char *s = kvs__tape_str(j, node, &n);
     if (!s) {
         return kvs__fail(err, KVS_E_FORMAT, "engine", "tokenizer.json: %s is no text", key);
     }
@@ -62,22 +62,22 @@ kvs_status kvs__tj_text(const kvs__json *j, uint32_t object, const char *key, kv
     return KVS_OK;
 }
 
-static kvs_status each(const kvs__json *j, uint32_t node, const char *key,
+static kvs_status each(const kvs__tape *j, uint32_t node, const char *key,
                        kvs_status (*fn)(kvs_tokenizer *tok, uint32_t node, kvs_err *err),
                        kvs_tokenizer *tok, unsigned depth, kvs_err *err)
 {
-    if (kvs__json_type(j, node) == KVS__J_NULL) {
+    if (kvs__tape_type(j, node) == KVS__T_NULL) {
         return KVS_OK;
     }
-    if (kvs__json_type(j, node) != KVS__J_OBJECT) {
+    if (kvs__tape_type(j, node) != KVS__T_OBJECT) {
         return kvs__fail(err, KVS_E_FORMAT, "engine", "tokenizer.json: one of %s is no object",
                          key);
     }
-    if (!kvs__json_is(j, kvs__json_get(j, node, "type"), "Sequence")) {
+    if (!kvs__tape_is(j, kvs__tape_get(j, node, "type"), "Sequence")) {
         return fn(tok, node, err);
     }
-    const uint32_t list = kvs__json_get(j, node, key);
-    if (kvs__json_type(j, list) != KVS__J_ARRAY || depth == 8) {
+    const uint32_t list = kvs__tape_get(j, node, key);
+    if (kvs__tape_type(j, list) != KVS__T_ARRAY || depth == 8) {
         return kvs__fail(err, KVS_E_FORMAT, "engine", "tokenizer.json: Sequence without %s, or "
                          "nested deeply", key);
     }
@@ -92,7 +92,7 @@ static kvs_status each(const kvs__json *j, uint32_t node, const char *key,
     return KVS_OK;
 }
 
-kvs_status kvs__tj_each(const kvs__json *j, uint32_t node, const char *key,
+kvs_status kvs__tj_each(const kvs__tape *j, uint32_t node, const char *key,
                         kvs_status (*fn)(kvs_tokenizer *tok, uint32_t node, kvs_err *err),
                         kvs_tokenizer *tok, kvs_err *err)
 {
@@ -368,38 +368,38 @@ void kvs__tj_free(kvs_ctx *ctx, struct kvs__tj *tj, size_t n_tokens)
         kvs__free(ctx, tj->strings[i].key, tj->strings[i].key_len + 1 + tj->strings[i].text_len);
     }
     kvs__free(ctx, tj->strings, KVS__TJ_STRINGS_MAX * sizeof *tj->strings);
-    kvs__json_free(&tj->doc);
+    kvs__tape_free(&tj->doc);
     kvs__free(ctx, tj, sizeof *tj);
 }
 
 static kvs_status build(kvs_tokenizer *tok, const char *dir, size_t n_rows, kvs_err *err)
 {
     struct kvs__tj *tj = tok->json;
-    const kvs__json *j = &tj->doc;
+    const kvs__tape *j = &tj->doc;
     kvs__vocab_src src = KVS__VOCAB_SRC_INIT;
-    if (kvs__json_type(j, 0) != KVS__J_OBJECT) {
+    if (kvs__tape_type(j, 0) != KVS__T_OBJECT) {
         return kvs__tj_bad("the whole is no object", err);
     }
     static const char word[] = "[" KVS__RE_WORD "\\x{200c}\\x{200d}]";
     kvs_status st = kvs__re_new(tok->ctx, (kvs__text){word, sizeof word - 1}, KVS__RE_PCRE,
                                 &tj->word_re, err);
-    st = st == KVS_OK ? kvs__tj_norms_read(tok, kvs__json_get(j, 0, "normalizer"), err) : st;
-    st = st == KVS_OK ? kvs__tj_pres_read(tok, kvs__json_get(j, 0, "pre_tokenizer"), err) : st;
+    st = st == KVS_OK ? kvs__tj_norms_read(tok, kvs__tape_get(j, 0, "normalizer"), err) : st;
+    st = st == KVS_OK ? kvs__tj_pres_read(tok, kvs__tape_get(j, 0, "pre_tokenizer"), err) : st;
     st = st == KVS_OK ? kvs__tj_vocab_read(tok, n_rows, err) : st;
     st = st == KVS_OK ? build_lists(tok, err) : st;
-    st = st == KVS_OK ? kvs__tj_decoder_read(tok, kvs__json_get(j, 0, "decoder"), err) : st;
-    st = st == KVS_OK ? kvs__tj_post_read(tok, kvs__json_get(j, 0, "post_processor"), err) : st;
+    st = st == KVS_OK ? kvs__tj_decoder_read(tok, kvs__tape_get(j, 0, "decoder"), err) : st;
+    st = st == KVS_OK ? kvs__tj_post_read(tok, kvs__tape_get(j, 0, "post_processor"), err) : st;
     st = st == KVS_OK ? kvs__tj_config_read(tok, dir, &src, err) : st;
     if (st == KVS_OK) {
         kvs__token_special_fill(tok, &src);
         tok->adds = (tj->n_front > 0 ? 1u : 0u) | (tj->n_back > 0 ? 2u : 0u);
-        kvs__json_drop_nodes(&tj->doc);
+        kvs__tape_drop_nodes(&tj->doc);
     }
     return st;
 }
 
 /* Takes doc over. */
-static kvs_status make(kvs_ctx *ctx, kvs__json *doc, const char *dir, size_t n_rows,
+static kvs_status make(kvs_ctx *ctx, kvs__tape *doc, const char *dir, size_t n_rows,
                        kvs_tokenizer **out, kvs_err *err)
 {
     kvs_tokenizer *tok = kvs__calloc(ctx, 1, sizeof *tok);
@@ -407,7 +407,7 @@ static kvs_status make(kvs_ctx *ctx, kvs__json *doc, const char *dir, size_t n_r
     if (!tok || !tj) {
         kvs__free(ctx, tok, sizeof *tok);
         kvs__free(ctx, tj, sizeof *tj);
-        kvs__json_free(doc);
+        kvs__tape_free(doc);
         return kvs__nomem(err, "engine", sizeof *tok + sizeof *tj);
     }
     tok->ctx = ctx;
@@ -426,8 +426,8 @@ static kvs_status make(kvs_ctx *ctx, kvs__json *doc, const char *dir, size_t n_r
 kvs_status kvs__tokenizer_from_json_text(kvs_ctx *ctx, const char *text, size_t n, size_t n_rows,
                                          kvs_tokenizer **out, kvs_err *err)
 {
-    kvs__json doc = {0};
-    kvs_status st = kvs__json_parse(ctx, text, n, "tokenizer.json", &doc, err);
+    kvs__tape doc = {0};
+    kvs_status st = kvs__tape_parse(ctx, text, n, "tokenizer.json", &doc, err);
     return st == KVS_OK ? make(ctx, &doc, NULL, n_rows, out, err) : st;
 }
 
@@ -441,8 +441,8 @@ kvs_status kvs__tokenizer_from_json(kvs_ctx *ctx, const char *path, size_t n_row
     if (n < 0 || (size_t)n >= sizeof file) {
         return kvs__fail(err, KVS_E_LIMIT, "engine", "a path of %d bytes", n);
     }
-    kvs__json doc = {0};
-    kvs_status st = kvs__json_open(ctx, file, "tokenizer.json", &doc, err);
+    kvs__tape doc = {0};
+    kvs_status st = kvs__tape_open(ctx, file, "tokenizer.json", &doc, err);
     return st == KVS_OK ? make(ctx, &doc, dir ? path : NULL, n_rows, out, err) : st;
 }
 

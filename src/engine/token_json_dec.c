@@ -19,10 +19,10 @@ static bool is_fused(const struct kvs__tj *tj)
     return tj->fused || (tj->n_decs > 0 && tj->decs[tj->n_decs - 1].kind == KVS__DEC_BYTE_LEVEL);
 }
 
-static kvs_status read_replace(const kvs__json *j, uint32_t node, kvs__tj_dec *d, kvs_err *err)
+static kvs_status read_replace(const kvs__tape *j, uint32_t node, kvs__tj_dec *d, kvs_err *err)
 {
-    const uint32_t pattern = kvs__json_get(j, node, "pattern");
-    d->pattern.ptr = kvs__json_str(j, kvs__json_get(j, pattern, "String"), &d->pattern.len);
+    const uint32_t pattern = kvs__tape_get(j, node, "pattern");
+    d->pattern.ptr = kvs__tape_str(j, kvs__tape_get(j, pattern, "String"), &d->pattern.len);
     if (!d->pattern.ptr || d->pattern.len == 0) {
         return kvs__fail(err, KVS_E_UNSUPPORTED, "engine",
                          "tokenizer.json: decoder Replace of anything but a text is not supported");
@@ -34,7 +34,7 @@ static kvs_status read_replace(const kvs__json *j, uint32_t node, kvs__tj_dec *d
 static kvs_status read_strip(kvs_tokenizer *tok, uint32_t node, kvs__tj_dec *d, kvs_err *err)
 {
     struct kvs__tj *tj = tok->json;
-    const kvs__json *j = &tj->doc;
+    const kvs__tape *j = &tj->doc;
     kvs__text content = {NULL, 0};
     int64_t start = 0;
     int64_t stop = 0;
@@ -43,8 +43,8 @@ static kvs_status read_strip(kvs_tokenizer *tok, uint32_t node, kvs__tj_dec *d, 
         return st;
     }
     d->pattern = kvs__tj_mark(content);
-    if (d->pattern.len == 0 || !kvs__json_int(j, kvs__json_get(j, node, "start"), &start) ||
-        !kvs__json_int(j, kvs__json_get(j, node, "stop"), &stop) || start < 0 || stop < 0) {
+    if (d->pattern.len == 0 || !kvs__tape_int(j, kvs__tape_get(j, node, "start"), &start) ||
+        !kvs__tape_int(j, kvs__tape_get(j, node, "stop"), &stop) || start < 0 || stop < 0) {
         return kvs__tj_bad("malformed decoder Strip", err);
     }
     d->start = (size_t)start;
@@ -62,7 +62,7 @@ static kvs_status read_strip(kvs_tokenizer *tok, uint32_t node, kvs__tj_dec *d, 
     return KVS_OK;
 }
 
-static kvs_status read_meta(const kvs__json *j, uint32_t node, kvs__tj_dec *d, kvs_err *err)
+static kvs_status read_meta(const kvs__tape *j, uint32_t node, kvs__tj_dec *d, kvs_err *err)
 {
     kvs__text mark = {NULL, 0};
     kvs_status st = kvs__tj_text(j, node, "replacement", &mark, err);
@@ -99,14 +99,14 @@ static kvs_status read_one(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
                  {"ByteFallback", KVS__DEC_BYTE_FALLBACK},
                  {"ByteLevel", KVS__DEC_BYTE_LEVEL}};
     struct kvs__tj *tj = tok->json;
-    const kvs__json *j = &tj->doc;
-    const uint32_t type = kvs__json_get(j, node, "type");
-    if (kvs__json_is(j, type, "Fuse")) {
+    const kvs__tape *j = &tj->doc;
+    const uint32_t type = kvs__tape_get(j, node, "type");
+    if (kvs__tape_is(j, type, "Fuse")) {
         tj->fused = true;
         return KVS_OK;
     }
     for (size_t i = 0; i < KVS_COUNT(known); i++) {
-        if (!kvs__json_is(j, type, known[i].name)) {
+        if (!kvs__tape_is(j, type, known[i].name)) {
             continue;
         }
         if (is_fused(tj) && known[i].kind != KVS__DEC_STRIP) {
@@ -262,7 +262,7 @@ static kvs_status fill_pieces(kvs_tokenizer *tok, kvs__tj_pieces *p, bool first,
 kvs_status kvs__tj_decoder_read(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
 {
     struct kvs__tj *tj = tok->json;
-    tj->has_decoder = kvs__json_type(&tj->doc, node) != KVS__J_NULL;
+    tj->has_decoder = kvs__tape_type(&tj->doc, node) != KVS__T_NULL;
     kvs_status st = kvs__tj_each(&tj->doc, node, "decoders", read_one, tok, err);
     st = st == KVS_OK ? fill_pieces(tok, &tj->pieces, false, err) : st;
     bool first = false;

@@ -22,14 +22,14 @@ static kvs__tj_norm *add(kvs_tokenizer *tok, kvs__tj_norm_kind kind)
 
 kvs_status kvs__tj_pattern(kvs_tokenizer *tok, uint32_t node, kvs__re **re, kvs_err *err)
 {
-    const kvs__json *j = &tok->json->doc;
-    const uint32_t pattern = kvs__json_get(j, node, "pattern");
+    const kvs__tape *j = &tok->json->doc;
+    const uint32_t pattern = kvs__tape_get(j, node, "pattern");
     kvs__text text = {NULL, 0};
-    text.ptr = kvs__json_str(j, kvs__json_get(j, pattern, "String"), &text.len);
+    text.ptr = kvs__tape_str(j, kvs__tape_get(j, pattern, "String"), &text.len);
     if (text.ptr) {
         return kvs__re_new(tok->ctx, text, KVS__RE_LITERAL, re, err);
     }
-    text.ptr = kvs__json_str(j, kvs__json_get(j, pattern, "Regex"), &text.len);
+    text.ptr = kvs__tape_str(j, kvs__tape_get(j, pattern, "Regex"), &text.len);
     if (text.ptr) {
         return kvs__re_new(tok->ctx, text, KVS__RE_ONIG, re, err);
     }
@@ -47,7 +47,7 @@ static kvs_status read_replace(kvs_tokenizer *tok, uint32_t node, kvs__tj_norm *
 
 static kvs_status read_args(kvs_tokenizer *tok, uint32_t node, kvs__tj_norm *n, kvs_err *err)
 {
-    const kvs__json *j = &tok->json->doc;
+    const kvs__tape *j = &tok->json->doc;
     kvs_status st = KVS_OK;
     switch (n->kind) {
     case KVS__NORM_STRIP:
@@ -87,10 +87,10 @@ static kvs_status read_one(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
                  {"Prepend", KVS__NORM_PREPEND, false, false},
                  {"Precompiled", KVS__NORM_CHARSMAP, false, false},
                  {"ByteLevel", KVS__NORM_BYTES, false, false}};
-    const kvs__json *j = &tok->json->doc;
-    const uint32_t type = kvs__json_get(j, node, "type");
+    const kvs__tape *j = &tok->json->doc;
+    const uint32_t type = kvs__tape_get(j, node, "type");
     for (size_t i = 0; i < KVS_COUNT(known); i++) {
-        if (kvs__json_is(j, type, known[i].name)) {
+        if (kvs__tape_is(j, type, known[i].name)) {
             kvs__tj_norm *n = add(tok, known[i].kind);
             if (!n) {
                 return kvs__tj_bad("too many normalizers", err);

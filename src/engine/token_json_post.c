@@ -50,7 +50,7 @@ static kvs_status put_back(kvs_tokenizer *tok, const int32_t *ids, size_t n, kvs
 static kvs_status read_id(const kvs_tokenizer *tok, uint32_t node, int32_t *id, kvs_err *err)
 {
     int64_t v = -1;
-    if (!kvs__json_int(&tok->json->doc, node, &v) || v < 0 || (uint64_t)v >= tok->n_tokens) {
+    if (!kvs__tape_int(&tok->json->doc, node, &v) || v < 0 || (uint64_t)v >= tok->n_tokens) {
         return kvs__tj_bad("a post-processor names an id that is no token", err);
     }
     *id = (int32_t)v;
@@ -61,17 +61,17 @@ static kvs_status read_id(const kvs_tokenizer *tok, uint32_t node, int32_t *id, 
 static kvs_status template_ids(const kvs_tokenizer *tok, uint32_t table, uint32_t name,
                                int32_t *ids, size_t *n, kvs_err *err)
 {
-    const kvs__json *j = &tok->json->doc;
+    const kvs__tape *j = &tok->json->doc;
     size_t len = 0;
-    const char *text = kvs__json_str(j, name, &len);
+    const char *text = kvs__tape_str(j, name, &len);
     char key[256];
     if (!text || len >= sizeof key || memchr(text, 0, len)) {
         return kvs__tj_bad("malformed TemplateProcessing", err);
     }
     memcpy(key, text, len);
     key[len] = '\0';
-    const uint32_t list = kvs__json_get(j, kvs__json_get(j, table, key), "ids");
-    if (kvs__json_type(j, list) != KVS__J_ARRAY) {
+    const uint32_t list = kvs__tape_get(j, kvs__tape_get(j, table, key), "ids");
+    if (kvs__tape_type(j, list) != KVS__T_ARRAY) {
         return kvs__tj_bad("TemplateProcessing names a token without ids", err);
     }
     uint32_t at = list + 1;
@@ -91,10 +91,10 @@ static kvs_status template_ids(const kvs_tokenizer *tok, uint32_t table, uint32_
 
 static kvs_status read_template(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
 {
-    const kvs__json *j = &tok->json->doc;
-    const uint32_t list = kvs__json_get(j, node, "single");
-    const uint32_t table = kvs__json_get(j, node, "special_tokens");
-    if (kvs__json_type(j, list) != KVS__J_ARRAY) {
+    const kvs__tape *j = &tok->json->doc;
+    const uint32_t list = kvs__tape_get(j, node, "single");
+    const uint32_t table = kvs__tape_get(j, node, "special_tokens");
+    if (kvs__tape_type(j, list) != KVS__T_ARRAY) {
         return kvs__tj_bad("TemplateProcessing without single", err);
     }
     int32_t ids[2][PUT_MAX];
@@ -102,13 +102,13 @@ static kvs_status read_template(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
     unsigned side = 0;
     uint32_t at = list + 1;
     for (uint32_t i = 0; i < j->nodes[list].len; i++) {
-        const uint32_t special = kvs__json_get(j, at, "SpecialToken");
-        const uint32_t sequence = kvs__json_get(j, at, "Sequence");
+        const uint32_t special = kvs__tape_get(j, at, "SpecialToken");
+        const uint32_t sequence = kvs__tape_get(j, at, "Sequence");
         kvs_status st = KVS_OK;
-        if (special != KVS__JSON_NONE) {
-            st = template_ids(tok, table, kvs__json_get(j, special, "id"), ids[side], &n[side],
+        if (special != KVS__TAPE_NONE) {
+            st = template_ids(tok, table, kvs__tape_get(j, special, "id"), ids[side], &n[side],
                               err);
-        } else if (side == 0 && kvs__json_is(j, kvs__json_get(j, sequence, "id"), "A")) {
+        } else if (side == 0 && kvs__tape_is(j, kvs__tape_get(j, sequence, "id"), "A")) {
             side = 1;
         } else {
             st = kvs__tj_bad("TemplateProcessing: single is not one A among special tokens", err);
@@ -129,9 +129,9 @@ static kvs_status read_template(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
 static kvs_status read_pair(kvs_tokenizer *tok, uint32_t node, const char *key, int32_t *id,
                             kvs_err *err)
 {
-    const kvs__json *j = &tok->json->doc;
-    const uint32_t pair = kvs__json_get(j, node, key);
-    if (kvs__json_type(j, pair) != KVS__J_ARRAY || j->nodes[pair].len != 2) {
+    const kvs__tape *j = &tok->json->doc;
+    const uint32_t pair = kvs__tape_get(j, node, key);
+    if (kvs__tape_type(j, pair) != KVS__T_ARRAY || j->nodes[pair].len != 2) {
         return kvs__tj_bad("malformed post-processor", err);
     }
     return read_id(tok, j->nodes[pair + 1].next, id, err);
@@ -139,15 +139,15 @@ static kvs_status read_pair(kvs_tokenizer *tok, uint32_t node, const char *key, 
 
 static kvs_status read_post(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
 {
-    const kvs__json *j = &tok->json->doc;
-    const uint32_t type = kvs__json_get(j, node, "type");
-    if (kvs__json_is(j, type, "ByteLevel")) { /* trims offsets, which are not given out */
+    const kvs__tape *j = &tok->json->doc;
+    const uint32_t type = kvs__tape_get(j, node, "type");
+    if (kvs__tape_is(j, type, "ByteLevel")) { /* trims offsets, which are not given out */
         return KVS_OK;
     }
-    if (kvs__json_is(j, type, "TemplateProcessing")) {
+    if (kvs__tape_is(j, type, "TemplateProcessing")) {
         return read_template(tok, node, err);
     }
-    if (kvs__json_is(j, type, "RobertaProcessing") || kvs__json_is(j, type, "BertProcessing")) {
+    if (kvs__tape_is(j, type, "RobertaProcessing") || kvs__tape_is(j, type, "BertProcessing")) {
         int32_t cls = -1;
         int32_t sep = -1;
         kvs_status st = read_pair(tok, node, "cls", &cls, err);
@@ -200,19 +200,19 @@ static kvs_status keep(kvs_tokenizer *tok, const char *key, kvs__text text, kvs_
 struct side {
     kvs_tokenizer *tok;
     kvs__vocab_src *src;
-    kvs__json j; /* the file at hand */
+    kvs__tape j; /* the file at hand */
     kvs_err *err;
 };
 
 /* A token is written as its text or as {"content": text}. */
-static kvs__text token_text(const kvs__json *j, uint32_t object, const char *key)
+static kvs__text token_text(const kvs__tape *j, uint32_t object, const char *key)
 {
     kvs__text t = {NULL, 0};
-    uint32_t node = kvs__json_get(j, object, key);
-    if (kvs__json_type(j, node) == KVS__J_OBJECT) {
-        node = kvs__json_get(j, node, "content");
+    uint32_t node = kvs__tape_get(j, object, key);
+    if (kvs__tape_type(j, node) == KVS__T_OBJECT) {
+        node = kvs__tape_get(j, node, "content");
     }
-    t.ptr = kvs__json_str(j, node, &t.len);
+    t.ptr = kvs__tape_str(j, node, &t.len);
     return t;
 }
 
@@ -256,21 +256,21 @@ static kvs_status keep_named(const struct side *s, kvs__text name, kvs__text tex
 
 static kvs_status read_chat(const struct side *s)
 {
-    const kvs__json *j = &s->j;
-    const uint32_t node = kvs__json_get(j, 0, "chat_template");
+    const kvs__tape *j = &s->j;
+    const uint32_t node = kvs__tape_get(j, 0, "chat_template");
     kvs__text text = {NULL, 0};
-    text.ptr = kvs__json_str(j, node, &text.len);
+    text.ptr = kvs__tape_str(j, node, &text.len);
     if (text.ptr) {
         return keep(s->tok, "chat_template", text, s->err);
     }
-    if (kvs__json_type(j, node) != KVS__J_ARRAY) {
+    if (kvs__tape_type(j, node) != KVS__T_ARRAY) {
         return KVS_OK;
     }
     uint32_t at = node + 1;
     for (uint32_t i = 0; i < j->nodes[node].len; i++) {
         kvs__text name = {NULL, 0};
-        name.ptr = kvs__json_str(j, kvs__json_get(j, at, "name"), &name.len);
-        text.ptr = kvs__json_str(j, kvs__json_get(j, at, "template"), &text.len);
+        name.ptr = kvs__tape_str(j, kvs__tape_get(j, at, "name"), &name.len);
+        text.ptr = kvs__tape_str(j, kvs__tape_get(j, at, "template"), &text.len);
         if (!name.ptr || !text.ptr) {
             return kvs__fail(s->err, KVS_E_FORMAT, "engine", "%s: chat template %u", j->name, i);
         }
@@ -313,12 +313,12 @@ static kvs_status read_switches(const struct side *s)
 {
     static const char *const keys[2] = {"add_bos_token", "add_eos_token"};
     for (unsigned i = 0; i < 2; i++) {
-        const kvs__jtype t = kvs__json_type(&s->j, kvs__json_get(&s->j, 0, keys[i]));
-        if (t != KVS__J_TRUE && t != KVS__J_FALSE) {
+        const kvs__ttype t = kvs__tape_type(&s->j, kvs__tape_get(&s->j, 0, keys[i]));
+        if (t != KVS__T_TRUE && t != KVS__T_FALSE) {
             continue;
         }
         const int32_t id = s->src->special[i == 0 ? KVS_SPECIAL_BOS : KVS_SPECIAL_EOS];
-        kvs_status st = set_edge(s->tok, id, t == KVS__J_TRUE, i == 0, s->err);
+        kvs_status st = set_edge(s->tok, id, t == KVS__T_TRUE, i == 0, s->err);
         if (st != KVS_OK) {
             return st;
         }
@@ -336,13 +336,13 @@ static kvs_status read_config(struct side *s)
 /* "eos_token_id" of generation_config.json: one id or several. */
 static kvs_status read_generation(struct side *s)
 {
-    const uint32_t node = kvs__json_get(&s->j, 0, "eos_token_id");
-    const bool list = kvs__json_type(&s->j, node) == KVS__J_ARRAY;
+    const uint32_t node = kvs__tape_get(&s->j, 0, "eos_token_id");
+    const bool list = kvs__tape_type(&s->j, node) == KVS__T_ARRAY;
     const uint32_t n = list ? s->j.nodes[node].len : 1;
     uint32_t at = list ? node + 1 : node;
     for (uint32_t i = 0; i < n && s->src->n_eog < KVS__TJ_EOG_MAX; i++) {
         int64_t id = -1;
-        if (kvs__json_int(&s->j, at, &id) && id >= 0 && (uint64_t)id < s->tok->n_tokens) {
+        if (kvs__tape_int(&s->j, at, &id) && id >= 0 && (uint64_t)id < s->tok->n_tokens) {
             s->tok->json->eog[s->src->n_eog++] = (int32_t)id;
         }
         at = list ? s->j.nodes[at].next : at;
@@ -359,7 +359,7 @@ static kvs_status read_file(struct side *s, const char *dir, const char *name,
         return kvs__fail(s->err, KVS_E_LIMIT, "engine", "a path of %d bytes", n);
     }
     kvs_err err = {0};
-    kvs_status st = kvs__json_open(s->tok->ctx, path, name, &s->j, &err);
+    kvs_status st = kvs__tape_open(s->tok->ctx, path, name, &s->j, &err);
     if (st == KVS_E_NOTFOUND) {
         return KVS_OK;
     }
@@ -370,7 +370,7 @@ static kvs_status read_file(struct side *s, const char *dir, const char *name,
         return st;
     }
     st = read(s);
-    kvs__json_free(&s->j);
+    kvs__tape_free(&s->j);
     return st;
 }
 
@@ -384,7 +384,7 @@ static kvs_status read_jinja(const struct side *s, const char *dir)
     kvs_err err = {0};
     kvs__text text = {NULL, 0};
     char *bytes = NULL;
-    kvs_status st = kvs__file_read(s->tok->ctx, path, (size_t)4 << 20, &bytes, &text.len, &err);
+    kvs_status st = kvs__tape_file(s->tok->ctx, path, (size_t)4 << 20, &bytes, &text.len, &err);
     if (st == KVS_E_NOTFOUND) {
         return KVS_OK;
     }

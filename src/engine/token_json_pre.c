@@ -39,7 +39,7 @@ static kvs_status add_split(kvs_tokenizer *tok, const char *expression, kvs__tj_
                        err);
 }
 
-static kvs_status read_behaviour(const kvs__json *j, uint32_t node, kvs__tj_behave *behave,
+static kvs_status read_behaviour(const kvs__tape *j, uint32_t node, kvs__tj_behave *behave,
                                  kvs_err *err)
 {
     static const struct {
@@ -50,12 +50,12 @@ static kvs_status read_behaviour(const kvs__json *j, uint32_t node, kvs__tj_beha
                  {"MergedWithPrevious", "merged_with_previous", KVS__SPLIT_PREVIOUS},
                  {"MergedWithNext", "merged_with_next", KVS__SPLIT_NEXT},
                  {"Contiguous", "contiguous", KVS__SPLIT_CONTIGUOUS}};
-    const uint32_t value = kvs__json_get(j, node, "behavior");
-    if (kvs__json_type(j, value) == KVS__J_NULL) {
+    const uint32_t value = kvs__tape_get(j, node, "behavior");
+    if (kvs__tape_type(j, value) == KVS__T_NULL) {
         return KVS_OK;
     }
     for (size_t i = 0; i < KVS_COUNT(known); i++) {
-        if (kvs__json_is(j, value, known[i].name) || kvs__json_is(j, value, known[i].spelled)) {
+        if (kvs__tape_is(j, value, known[i].name) || kvs__tape_is(j, value, known[i].spelled)) {
             *behave = known[i].behave;
             return KVS_OK;
         }
@@ -65,7 +65,7 @@ static kvs_status read_behaviour(const kvs__json *j, uint32_t node, kvs__tj_beha
 
 static kvs_status read_split(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
 {
-    const kvs__json *j = &tok->json->doc;
+    const kvs__tape *j = &tok->json->doc;
     kvs__tj_pre *p = NULL;
     kvs_status st = add(tok, &p, KVS__TPRE_SPLIT, err);
     st = st == KVS_OK ? read_behaviour(j, node, &p->behave, err) : st;
@@ -75,7 +75,7 @@ static kvs_status read_split(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
 
 static kvs_status read_byte_level(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
 {
-    const kvs__json *j = &tok->json->doc;
+    const kvs__tape *j = &tok->json->doc;
     bool space = true;
     bool regex = true;
     bool trim = true; /* of offsets, which are not given out */
@@ -92,22 +92,22 @@ static kvs_status read_byte_level(kvs_tokenizer *tok, uint32_t node, kvs_err *er
     return st == KVS_OK ? add(tok, &p, KVS__TPRE_VISIBLE, err) : st;
 }
 
-kvs_status kvs__tj_meta_scheme(const kvs__json *j, uint32_t node, kvs__tj_scheme *scheme,
+kvs_status kvs__tj_meta_scheme(const kvs__tape *j, uint32_t node, kvs__tj_scheme *scheme,
                                kvs_err *err)
 {
     static const char *const names[] = {"always", "first", "never"};
-    const uint32_t value = kvs__json_get(j, node, "prepend_scheme");
+    const uint32_t value = kvs__tape_get(j, node, "prepend_scheme");
     bool prefix = true;
     kvs_status st = kvs__tj_bool(j, node, "add_prefix_space", &prefix, err);
     if (st != KVS_OK) {
         return st;
     }
     *scheme = prefix ? KVS__META_ALWAYS : KVS__META_NEVER;
-    if (kvs__json_type(j, value) == KVS__J_NULL) {
+    if (kvs__tape_type(j, value) == KVS__T_NULL) {
         return KVS_OK;
     }
     for (unsigned i = 0; i < KVS_COUNT(names); i++) {
-        if (kvs__json_is(j, value, names[i])) {
+        if (kvs__tape_is(j, value, names[i])) {
             if (!prefix && i != KVS__META_NEVER) {
                 return kvs__tj_bad("add_prefix_space contradicts prepend_scheme", err);
             }
@@ -131,7 +131,7 @@ kvs__text kvs__tj_mark(kvs__text text)
 
 static kvs_status read_meta(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
 {
-    const kvs__json *j = &tok->json->doc;
+    const kvs__tape *j = &tok->json->doc;
     kvs__text mark = {NULL, 0};
     kvs__tj_pre *p = NULL;
     kvs_status st = add(tok, &p, KVS__TPRE_META, err);
@@ -199,10 +199,10 @@ static kvs_status read_one(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
                  {"Whitespace", read_whitespace},
                  {"WhitespaceSplit", read_whitespace_split},
                  {"BertPreTokenizer", read_bert}};
-    const kvs__json *j = &tok->json->doc;
-    const uint32_t type = kvs__json_get(j, node, "type");
+    const kvs__tape *j = &tok->json->doc;
+    const uint32_t type = kvs__tape_get(j, node, "type");
     for (size_t i = 0; i < KVS_COUNT(known); i++) {
-        if (kvs__json_is(j, type, known[i].name)) {
+        if (kvs__tape_is(j, type, known[i].name)) {
             return known[i].read(tok, node, err);
         }
     }

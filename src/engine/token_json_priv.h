@@ -115,7 +115,7 @@ typedef struct kvs__tj_pieces {
 } kvs__tj_pieces;
 
 struct kvs__tj {
-    kvs__json doc; /* its text; the nodes only while opening */
+    kvs__tape doc; /* its text; the nodes only while opening */
     kvs__tj_added *added; /* [n_added], special ones first */
     size_t n_added;
     kvs__token_list raw; /* attr: index in added */
@@ -179,15 +179,15 @@ typedef struct kvs__tj_work {
 } kvs__tj_work;
 
 /* Stops the reading of a part with a message that names what is missing. */
-kvs_status kvs__tj_refuse(const kvs__json *j, const char *part, uint32_t node, kvs_err *err);
+kvs_status kvs__tj_refuse(const kvs__tape *j, const char *part, uint32_t node, kvs_err *err);
 kvs_status kvs__tj_bad(const char *what, kvs_err *err);
 /* A member that may be absent or null; any other type than the wanted one is an error. */
-kvs_status kvs__tj_bool(const kvs__json *j, uint32_t object, const char *key, bool *value,
+kvs_status kvs__tj_bool(const kvs__tape *j, uint32_t object, const char *key, bool *value,
                         kvs_err *err);
-kvs_status kvs__tj_text(const kvs__json *j, uint32_t object, const char *key, kvs__text *value,
+kvs_status kvs__tj_text(const kvs__tape *j, uint32_t object, const char *key, kvs__text *value,
                         kvs_err *err);
 /* The steps of a part: its own, or those of a Sequence's list `key`; *first is the first's node. */
-kvs_status kvs__tj_each(const kvs__json *j, uint32_t node, const char *key,
+kvs_status kvs__tj_each(const kvs__tape *j, uint32_t node, const char *key,
                         kvs_status (*fn)(kvs_tokenizer *tok, uint32_t node, kvs_err *err),
                         kvs_tokenizer *tok, kvs_err *err);
 
@@ -215,7 +215,7 @@ kvs_status kvs__tj_pres_read(kvs_tokenizer *tok, uint32_t node, kvs_err *err);
 void kvs__tj_pres_free(struct kvs__tj *tj);
 kvs_status kvs__tj_pretokenize(kvs__token_work *w, kvs__text text, bool at_start);
 kvs__text kvs__tj_mark(kvs__text text); /* its first character, all of it; else empty */
-kvs_status kvs__tj_meta_scheme(const kvs__json *j, uint32_t node, kvs__tj_scheme *scheme,
+kvs_status kvs__tj_meta_scheme(const kvs__tape *j, uint32_t node, kvs__tj_scheme *scheme,
                                kvs_err *err);
 /* token_json_vocab.c: n_tokens, entries, the map and the model's tables */
 kvs_status kvs__tj_vocab_read(kvs_tokenizer *tok, size_t n_rows, kvs_err *err);

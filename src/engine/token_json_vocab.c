@@ -18,7 +18,7 @@
 struct reader {
     kvs_tokenizer *tok;
     struct kvs__tj *tj;
-    const kvs__json *j;
+    const kvs__tape *j;
     uint32_t model;
     uint32_t vocab;
     uint32_t added;
@@ -28,19 +28,19 @@ struct reader {
 
 static kvs_status find_model(struct reader *r)
 {
-    const uint32_t type = kvs__json_get(r->j, r->model, "type");
-    r->vocab = kvs__json_get(r->j, r->model, "vocab");
-    r->n_model = r->vocab != KVS__JSON_NONE ? r->j->nodes[r->vocab].len : 0;
-    const bool untyped = kvs__json_type(r->j, type) == KVS__J_NULL;
-    const kvs__jtype kind = kvs__json_type(r->j, r->vocab);
-    if (kvs__json_is(r->j, type, "Unigram") || (untyped && kind == KVS__J_ARRAY)) {
+    const uint32_t type = kvs__tape_get(r->j, r->model, "type");
+    r->vocab = kvs__tape_get(r->j, r->model, "vocab");
+    r->n_model = r->vocab != KVS__TAPE_NONE ? r->j->nodes[r->vocab].len : 0;
+    const bool untyped = kvs__tape_type(r->j, type) == KVS__T_NULL;
+    const kvs__ttype kind = kvs__tape_type(r->j, r->vocab);
+    if (kvs__tape_is(r->j, type, "Unigram") || (untyped && kind == KVS__T_ARRAY)) {
         r->tj->unigram = true;
-        return kind == KVS__J_ARRAY ? KVS_OK : kvs__tj_bad("Unigram: vocab is no list", r->err);
+        return kind == KVS__T_ARRAY ? KVS_OK : kvs__tj_bad("Unigram: vocab is no list", r->err);
     }
-    const bool merges = kvs__json_type(r->j, kvs__json_get(r->j, r->model, "merges")) ==
-                        KVS__J_ARRAY;
-    if (kvs__json_is(r->j, type, "BPE") || (untyped && merges)) {
-        return kind == KVS__J_OBJECT && merges
+    const bool merges = kvs__tape_type(r->j, kvs__tape_get(r->j, r->model, "merges")) ==
+                        KVS__T_ARRAY;
+    if (kvs__tape_is(r->j, type, "BPE") || (untyped && merges)) {
+        return kind == KVS__T_OBJECT && merges
                    ? KVS_OK
                    : kvs__tj_bad("BPE: vocab is no object, or merges no list", r->err);
     }
@@ -53,18 +53,18 @@ static kvs_status find_model(struct reader *r)
 static kvs_status next_piece(const struct reader *r, uint32_t i, uint32_t *at, kvs__text *text,
                              int64_t *id)
 {
-    const kvs__json *j = r->j;
+    const kvs__tape *j = r->j;
     if (r->tj->unigram) {
         const uint32_t piece = *at;
         *at = j->nodes[piece].next;
-        text->ptr = kvs__json_type(j, piece) == KVS__J_ARRAY && j->nodes[piece].len == 2
-                        ? kvs__json_str(j, piece + 1, &text->len)
+        text->ptr = kvs__tape_type(j, piece) == KVS__T_ARRAY && j->nodes[piece].len == 2
+                        ? kvs__tape_str(j, piece + 1, &text->len)
                         : NULL;
         *id = i;
         return text->ptr ? KVS_OK : kvs__tj_bad("Unigram: a piece is no [text, score]", r->err);
     }
-    text->ptr = kvs__json_str(j, *at, &text->len);
-    if (!kvs__json_int(j, *at + 1, id) || *id < 0 || *id > INT32_MAX - 2) {
+    text->ptr = kvs__tape_str(j, *at, &text->len);
+    if (!kvs__tape_int(j, *at + 1, id) || *id < 0 || *id > INT32_MAX - 2) {
         return kvs__fail(r->err, KVS_E_FORMAT, "engine",
                          "tokenizer.json: the id of \"%.*s\" is no token id",
                          text->len < 60 ? (int)text->len : 60, text->ptr);
@@ -177,13 +177,13 @@ static kvs_status check_unique(const struct reader *r)
 
 static kvs_status read_added_one(const struct reader *r, uint32_t node, kvs__tj_added *a)
 {
-    const kvs__json *j = r->j;
+    const kvs__tape *j = r->j;
     int64_t id = 0;
     kvs_status st = kvs__tj_text(j, node, "content", &a->text, r->err);
     if (st != KVS_OK) {
         return st;
     }
-    if (!a->text.ptr || !kvs__json_int(j, kvs__json_get(j, node, "id"), &id) || id < 0 ||
+    if (!a->text.ptr || !kvs__tape_int(j, kvs__tape_get(j, node, "id"), &id) || id < 0 ||
         id > INT32_MAX - 2) {
         return kvs__tj_bad("an added token has no content or no id", r->err);
     }
@@ -205,10 +205,10 @@ static kvs_status read_added_one(const struct reader *r, uint32_t node, kvs__tj_
 /* Special ones first: of two that match the same text the first counts. */
 static kvs_status read_added(const struct reader *r)
 {
-    if (kvs__json_type(r->j, r->added) == KVS__J_NULL) {
+    if (kvs__tape_type(r->j, r->added) == KVS__T_NULL) {
         return KVS_OK;
     }
-    if (kvs__json_type(r->j, r->added) != KVS__J_ARRAY) {
+    if (kvs__tape_type(r->j, r->added) != KVS__T_ARRAY) {
         return kvs__tj_bad("added_tokens is no list", r->err);
     }
     const size_t n = r->j->nodes[r->added].len;
@@ -277,9 +277,9 @@ static uint32_t edge_char(kvs__text t, bool last)
 
 static kvs_status merge_texts(const struct reader *r, uint32_t node, kvs__text part[2])
 {
-    const kvs__json *j = r->j;
+    const kvs__tape *j = r->j;
     size_t n = 0;
-    const char *s = kvs__json_str(j, node, &n);
+    const char *s = kvs__tape_str(j, node, &n);
     if (s) {
         const char *space = memchr(s, ' ', n);
         const size_t left = space ? (size_t)(space - s) : 0;
@@ -290,11 +290,11 @@ static kvs_status merge_texts(const struct reader *r, uint32_t node, kvs__text p
         part[1] = (kvs__text){space + 1, n - left - 1};
         return KVS_OK;
     }
-    if (kvs__json_type(j, node) != KVS__J_ARRAY || j->nodes[node].len != 2) {
+    if (kvs__tape_type(j, node) != KVS__T_ARRAY || j->nodes[node].len != 2) {
         return kvs__tj_bad("a merge is not two texts", r->err);
     }
-    part[0].ptr = kvs__json_str(j, node + 1, &part[0].len);
-    part[1].ptr = part[0].ptr ? kvs__json_str(j, j->nodes[node + 1].next, &part[1].len) : NULL;
+    part[0].ptr = kvs__tape_str(j, node + 1, &part[0].len);
+    part[1].ptr = part[0].ptr ? kvs__tape_str(j, j->nodes[node + 1].next, &part[1].len) : NULL;
     return part[1].ptr && part[0].len > 0 && part[1].len > 0
                ? KVS_OK
                : kvs__tj_bad("a merge is not two texts", r->err);
@@ -338,7 +338,7 @@ static kvs_status build_bpe(const struct reader *r)
 {
     kvs_tokenizer *tok = r->tok;
     struct kvs__tj *tj = r->tj;
-    const uint32_t merges = kvs__json_get(r->j, r->model, "merges");
+    const uint32_t merges = kvs__tape_get(r->j, r->model, "merges");
     const size_t n = r->j->nodes[merges].len;
     tj->no_cuts = tj->prefix.len > 0 || tj->suffix.len > 0;
     kvs_status st = kvs__token_pairs_new(tok, n, r->err);
@@ -377,7 +377,7 @@ static kvs_status build_unigram(const struct reader *r)
     uint32_t at = r->vocab + 1;
     kvs__token_entry *items = tj->words.items;
     for (size_t i = 0; i < r->n_model; i++) {
-        if (!kvs__json_double(r->j, r->j->nodes[at + 1].next, &tj->scores[i])) {
+        if (!kvs__tape_double(r->j, r->j->nodes[at + 1].next, &tj->scores[i])) {
             return kvs__fail(r->err, KVS_E_FORMAT, "engine",
                              "tokenizer.json: the score of piece %zu is no number", i);
         }
@@ -402,16 +402,16 @@ static kvs_status read_unk(const struct reader *r)
 {
     struct kvs__tj *tj = r->tj;
     const char *key = tj->unigram ? "unk_id" : "unk_token";
-    const uint32_t node = kvs__json_get(r->j, r->model, key);
-    if (kvs__json_type(r->j, node) == KVS__J_NULL) {
+    const uint32_t node = kvs__tape_get(r->j, r->model, key);
+    if (kvs__tape_type(r->j, node) == KVS__T_NULL) {
         return KVS_OK;
     }
     size_t n = 0;
-    const char *text = kvs__json_str(r->j, node, &n);
+    const char *text = kvs__tape_str(r->j, node, &n);
     int64_t id = -1;
     if (!tj->unigram && text) {
         id = kvs__token_map_find(r->tok, text, n);
-    } else if (!tj->unigram || !kvs__json_int(r->j, node, &id)) {
+    } else if (!tj->unigram || !kvs__tape_int(r->j, node, &id)) {
         id = -1;
     }
     if (id < 0 || (uint64_t)id >= (tj->unigram ? r->n_model : r->tok->n_tokens)) {
@@ -428,9 +428,9 @@ static kvs_status read_options(const struct reader *r)
 {
     struct kvs__tj *tj = r->tj;
     double dropout = 0;
-    const uint32_t node = kvs__json_get(r->j, r->model, "dropout");
-    if (kvs__json_type(r->j, node) != KVS__J_NULL &&
-        (!kvs__json_double(r->j, node, &dropout) || dropout != 0)) {
+    const uint32_t node = kvs__tape_get(r->j, r->model, "dropout");
+    if (kvs__tape_type(r->j, node) != KVS__T_NULL &&
+        (!kvs__tape_double(r->j, node, &dropout) || dropout != 0)) {
         return kvs__fail(r->err, KVS_E_UNSUPPORTED, "engine",
                          "tokenizer.json: dropout is not supported");
     }
@@ -454,8 +454,8 @@ kvs_status kvs__tj_vocab_read(kvs_tokenizer *tok, size_t n_rows, kvs_err *err)
 {
     struct kvs__tj *tj = tok->json;
     struct reader r = {.tok = tok, .tj = tj, .j = &tj->doc, .err = err};
-    r.model = kvs__json_get(&tj->doc, 0, "model");
-    r.added = kvs__json_get(&tj->doc, 0, "added_tokens");
+    r.model = kvs__tape_get(&tj->doc, 0, "model");
+    r.added = kvs__tape_get(&tj->doc, 0, "added_tokens");
     tj->unk = -1;
     kvs_status st = find_model(&r);
     st = st == KVS_OK ? read_added(&r) : st;

@@ -17,7 +17,9 @@
     "\\x00-\\x08\\x0e-\\x1f!-\\x{84}\\x{86}-\\x{9f}\\x{a1}-\\x{167f}\\x{1681}-\\x{1fff}"           \
     "\\x{200b}-\\x{2027}\\x{202a}-\\x{202e}\\x{2030}-\\x{205e}\\x{2060}-\\x{2fff}"                 \
     "\\x{3001}-\\x{10ffff}"
-#define WORD "[" KVS__RE_WORD "]"
+/* Outside a class, and for \b, Oniguruma's table of Latin-1 has some more numbers as words. */
+#define LONE_WORD KVS__RE_WORD "\\xb2\\xb3\\xb9\\xbc-\\xbe"
+#define WORD      "[" LONE_WORD "]"
 
 struct walk {
     kvs_ctx *ctx;
@@ -221,7 +223,7 @@ static kvs_status put_escape(struct walk *w)
     case 'w':
         return put(w, WORD);
     case 'W':
-        return put(w, "[^" KVS__RE_WORD "]");
+        return put(w, "[^" LONE_WORD "]");
     case 'h':
         return put(w, "[0-9A-Fa-f]");
     case 'H':
