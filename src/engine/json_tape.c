@@ -185,7 +185,8 @@ static kvs_status read_number(struct parser *p)
     const size_t from = p->at;
     p->at += t[p->at] == '-';
     const bool zero = t[p->at] == '0';
-    if (!skip_digits(p) || (zero && is_digit(t[p->at - 1]) && p->at - from > 1 + (t[from] == '-'))) {
+    if (!skip_digits(p) ||
+        (zero && is_digit(t[p->at - 1]) && p->at - from > 1 + (t[from] == '-'))) {
         return bad(p, "malformed number");
     }
     if (t[p->at] == '.') {
@@ -499,7 +500,7 @@ static double divide(uint64_t m, unsigned places)
         shift--;
     }
     uint64_t v = (uint64_t)q << 1 | (sticky ? 1 : 0); /* 55 bits and the sticky one: exact halves */
-    double d = (double)v;                               /* rounds once, to nearest even */
+    double d = (double)v;                             /* rounds once, to nearest even */
     for (unsigned i = 0; i < shift + 1; i++) {
         d *= 0.5;
     }

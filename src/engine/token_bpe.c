@@ -110,7 +110,7 @@ static kvs__bpe_pair *pair_slot(const kvs_tokenizer *tok, uint32_t left, uint32_
 }
 
 uint32_t kvs__token_bpe_rank(const kvs_tokenizer *tok, const char *text, const kvs__sym *left,
-                            const kvs__sym *right, int32_t *id)
+                             const kvs__sym *right, int32_t *id)
 {
     (void)text;
     const kvs__bpe_pair *p = pair_slot(tok, (uint32_t)left->id, (uint32_t)right->id);

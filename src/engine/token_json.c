@@ -78,8 +78,10 @@ static kvs_status each(const kvs__tape *j, uint32_t node, const char *key,
     }
     const uint32_t list = kvs__tape_get(j, node, key);
     if (kvs__tape_type(j, list) != KVS__T_ARRAY || depth == 8) {
-        return kvs__fail(err, KVS_E_FORMAT, "engine", "tokenizer.json: Sequence without %s, or "
-                         "nested deeply", key);
+        return kvs__fail(err, KVS_E_FORMAT, "engine",
+                         "tokenizer.json: Sequence without %s, or "
+                         "nested deeply",
+                         key);
     }
     uint32_t at = list + 1;
     for (uint32_t i = 0; i < j->nodes[list].len; i++) {
@@ -161,14 +163,12 @@ static kvs_status build_normed(kvs_tokenizer *tok, kvs_err *err)
             st = kvs__tj_bad("an added token is too long", err);
         }
         if (st == KVS_OK && text.len > 0) { /* len: where it is in the pool, until that is full */
-            tj->normed.items[tj->normed.n++] =
-                (kvs__token_entry){NULL, (uint32_t)at, (uint32_t)i};
+            tj->normed.items[tj->normed.n++] = (kvs__token_entry){NULL, (uint32_t)at, (uint32_t)i};
         }
     }
     for (size_t k = 0; k < tj->normed.n; k++) {
         const size_t at = tj->normed.items[k].len;
-        const size_t end = k + 1 < tj->normed.n ? tj->normed.items[k + 1].len
-                                                : tj->normed_pool.len;
+        const size_t end = k + 1 < tj->normed.n ? tj->normed.items[k + 1].len : tj->normed_pool.len;
         tj->normed.items[k].ptr = tj->normed_pool.p + at;
         tj->normed.items[k].len = (uint32_t)(end - at);
     }
@@ -314,9 +314,8 @@ static kvs_status sections(kvs__token_work *w, const kvs__token_list *list, kvs_
 static kvs_status normalize_and_cut(kvs__token_work *w, kvs__text text, bool at_start)
 {
     kvs_status st = kvs__tj_normalize(w->tok, w->json, &text, &at_start, w->err);
-    return st == KVS_OK
-               ? sections(w, &w->tok->json->normed, text, at_start, kvs__tj_pretokenize)
-               : st;
+    return st == KVS_OK ? sections(w, &w->tok->json->normed, text, at_start, kvs__tj_pretokenize)
+                        : st;
 }
 
 static kvs_status push_all(kvs__token_work *w, const int32_t *ids, size_t n)
@@ -381,8 +380,8 @@ static kvs_status build(kvs_tokenizer *tok, const char *dir, size_t n_rows, kvs_
         return kvs__tj_bad("the whole is no object", err);
     }
     static const char word[] = "[" KVS__RE_WORD "\\x{200c}\\x{200d}]";
-    kvs_status st = kvs__re_new(tok->ctx, (kvs__text){word, sizeof word - 1}, KVS__RE_PCRE,
-                                &tj->word_re, err);
+    kvs_status st =
+        kvs__re_new(tok->ctx, (kvs__text){word, sizeof word - 1}, KVS__RE_PCRE, &tj->word_re, err);
     st = st == KVS_OK ? kvs__tj_norms_read(tok, kvs__tape_get(j, 0, "normalizer"), err) : st;
     st = st == KVS_OK ? kvs__tj_pres_read(tok, kvs__tape_get(j, 0, "pre_tokenizer"), err) : st;
     st = st == KVS_OK ? kvs__tj_vocab_read(tok, n_rows, err) : st;

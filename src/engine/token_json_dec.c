@@ -243,8 +243,7 @@ static kvs_status fill_pieces(kvs_tokenizer *tok, kvs__tj_pieces *p, bool first,
 {
     kvs__tbuf bufs[2] = {{NULL, 0, 0}, {NULL, 0, 0}};
     p->at = kvs__calloc(tok->ctx, tok->n_tokens + 1, sizeof *p->at);
-    kvs_status st =
-        p->at ? KVS_OK : kvs__nomem(err, "engine", (tok->n_tokens + 1) * sizeof *p->at);
+    kvs_status st = p->at ? KVS_OK : kvs__nomem(err, "engine", (tok->n_tokens + 1) * sizeof *p->at);
     for (size_t i = 0; i < tok->n_tokens && st == KVS_OK; i++) {
         const kvs__token_entry *e = &tok->entries[i];
         kvs__text t = {e->ptr, e->len};
@@ -267,8 +266,8 @@ kvs_status kvs__tj_decoder_read(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
     st = st == KVS_OK ? fill_pieces(tok, &tj->pieces, false, err) : st;
     bool first = false;
     for (size_t i = 0; i < tj->n_decs; i++) {
-        first = first || (tj->decs[i].kind == KVS__DEC_META &&
-                          tj->decs[i].scheme != KVS__META_NEVER);
+        first =
+            first || (tj->decs[i].kind == KVS__DEC_META && tj->decs[i].scheme != KVS__META_NEVER);
     }
     return st == KVS_OK && first ? fill_pieces(tok, &tj->first, true, err) : st;
 }

@@ -106,8 +106,8 @@ static kvs_status read_template(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
         const uint32_t sequence = kvs__tape_get(j, at, "Sequence");
         kvs_status st = KVS_OK;
         if (special != KVS__TAPE_NONE) {
-            st = template_ids(tok, table, kvs__tape_get(j, special, "id"), ids[side], &n[side],
-                              err);
+            st =
+                template_ids(tok, table, kvs__tape_get(j, special, "id"), ids[side], &n[side], err);
         } else if (side == 0 && kvs__tape_is(j, kvs__tape_get(j, sequence, "id"), "A")) {
             side = 1;
         } else {
@@ -180,7 +180,8 @@ static kvs_status keep(kvs_tokenizer *tok, const char *key, kvs__text text, kvs_
         }
     }
     if (tj->n_strings == KVS__TJ_STRINGS_MAX) {
-        return kvs__fail(err, KVS_E_LIMIT, "engine", "more than %u chat templates", KVS__TJ_STRINGS_MAX);
+        return kvs__fail(err, KVS_E_LIMIT, "engine", "more than %u chat templates",
+                         KVS__TJ_STRINGS_MAX);
     }
     const size_t len = strlen(key);
     char *block = kvs__alloc(tok->ctx, len + 1 + text.len);
@@ -221,10 +222,14 @@ static kvs_status read_tokens(const struct side *s)
     static const struct {
         const char *key;
         int special;
-    } keys[] = {{"bos_token", KVS_SPECIAL_BOS}, {"eos_token", KVS_SPECIAL_EOS},
-                {"unk_token", KVS_SPECIAL_UNK}, {"pad_token", KVS_SPECIAL_PAD},
-                {"sep_token", KVS_SPECIAL_SEP}, {"mask_token", KVS_SPECIAL_MASK},
-                {"cls_token", -1},              {"tokenizer_class", -1}};
+    } keys[] = {{"bos_token", KVS_SPECIAL_BOS},
+                {"eos_token", KVS_SPECIAL_EOS},
+                {"unk_token", KVS_SPECIAL_UNK},
+                {"pad_token", KVS_SPECIAL_PAD},
+                {"sep_token", KVS_SPECIAL_SEP},
+                {"mask_token", KVS_SPECIAL_MASK},
+                {"cls_token", -1},
+                {"tokenizer_class", -1}};
     for (size_t i = 0; i < KVS_COUNT(keys); i++) {
         const kvs__text t = token_text(&s->j, 0, keys[i].key);
         if (!t.ptr) {

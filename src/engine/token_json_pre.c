@@ -152,10 +152,10 @@ static kvs_status read_digits(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
 {
     bool single = false;
     kvs_status st = kvs__tj_bool(&tok->json->doc, node, "individual_digits", &single, err);
-    return st == KVS_OK ? add_split(tok, "\\p{N}",
-                                    single ? KVS__SPLIT_ISOLATED : KVS__SPLIT_CONTIGUOUS, false,
-                                    err)
-                        : st;
+    return st == KVS_OK
+               ? add_split(tok, "\\p{N}", single ? KVS__SPLIT_ISOLATED : KVS__SPLIT_CONTIGUOUS,
+                           false, err)
+               : st;
 }
 
 static kvs_status read_punctuation(kvs_tokenizer *tok, uint32_t node, kvs_err *err)

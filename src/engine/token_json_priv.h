@@ -33,7 +33,7 @@ typedef enum kvs__tj_norm_kind {
 
 typedef struct kvs__tj_norm {
     kvs__tj_norm_kind kind;
-    bool compat; /* FORM: K; STRIP: left */
+    bool compat;  /* FORM: K; STRIP: left */
     bool compose; /* FORM: C; STRIP: right */
     kvs__re *re;
     kvs__text content;
@@ -59,11 +59,7 @@ typedef enum kvs__tj_behave {
     KVS__SPLIT_CONTIGUOUS
 } kvs__tj_behave;
 
-typedef enum kvs__tj_scheme {
-    KVS__META_ALWAYS,
-    KVS__META_FIRST,
-    KVS__META_NEVER
-} kvs__tj_scheme;
+typedef enum kvs__tj_scheme { KVS__META_ALWAYS, KVS__META_FIRST, KVS__META_NEVER } kvs__tj_scheme;
 
 typedef struct kvs__tj_pre {
     kvs__tj_pre_kind kind;
@@ -115,7 +111,7 @@ typedef struct kvs__tj_pieces {
 } kvs__tj_pieces;
 
 struct kvs__tj {
-    kvs__tape doc; /* its text; the nodes only while opening */
+    kvs__tape doc;        /* its text; the nodes only while opening */
     kvs__tj_added *added; /* [n_added], special ones first */
     size_t n_added;
     kvs__token_list raw; /* attr: index in added */

@@ -37,8 +37,8 @@ static kvs_status find_model(struct reader *r)
         r->tj->unigram = true;
         return kind == KVS__T_ARRAY ? KVS_OK : kvs__tj_bad("Unigram: vocab is no list", r->err);
     }
-    const bool merges = kvs__tape_type(r->j, kvs__tape_get(r->j, r->model, "merges")) ==
-                        KVS__T_ARRAY;
+    const bool merges =
+        kvs__tape_type(r->j, kvs__tape_get(r->j, r->model, "merges")) == KVS__T_ARRAY;
     if (kvs__tape_is(r->j, type, "BPE") || (untyped && merges)) {
         return kind == KVS__T_OBJECT && merges
                    ? KVS_OK
@@ -440,12 +440,11 @@ static kvs_status read_options(const struct reader *r)
         st = st == KVS_OK
                  ? kvs__tj_bool(r->j, r->model, "ignore_merges", &tj->ignore_merges, r->err)
                  : st;
-        st = st == KVS_OK ? kvs__tj_text(r->j, r->model, "continuing_subword_prefix", &tj->prefix,
-                                         r->err)
-                          : st;
         st = st == KVS_OK
-                 ? kvs__tj_text(r->j, r->model, "end_of_word_suffix", &tj->suffix, r->err)
+                 ? kvs__tj_text(r->j, r->model, "continuing_subword_prefix", &tj->prefix, r->err)
                  : st;
+        st = st == KVS_OK ? kvs__tj_text(r->j, r->model, "end_of_word_suffix", &tj->suffix, r->err)
+                          : st;
     }
     return st;
 }

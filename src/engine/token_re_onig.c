@@ -80,11 +80,14 @@ static kvs_status copy(struct walk *w)
 static const char *property(const char *name)
 {
     static const char *const known[][2] = {
-        {"Alpha", "Alphabetic"},  {"Alphabetic", "Alphabetic"}, {"Upper", "Uppercase"},
-        {"Uppercase", "Uppercase"}, {"Lower", "Lowercase"},     {"Lowercase", "Lowercase"},
-        {"Digit", "Nd"},          {"Letter", "L"},              {"Number", "N"},
-        {"Punctuation", "P"},     {"Symbol", "S"},              {"Mark", "M"},
-        {"Separator", "Z"},       {"Other", "C"},               {"Any", "Any"},
+        {"Alpha", "Alphabetic"}, {"Alphabetic", "Alphabetic"},
+        {"Upper", "Uppercase"},  {"Uppercase", "Uppercase"},
+        {"Lower", "Lowercase"},  {"Lowercase", "Lowercase"},
+        {"Digit", "Nd"},         {"Letter", "L"},
+        {"Number", "N"},         {"Punctuation", "P"},
+        {"Symbol", "S"},         {"Mark", "M"},
+        {"Separator", "Z"},      {"Other", "C"},
+        {"Any", "Any"},
     };
     for (size_t i = 0; i < KVS_COUNT(known); i++) {
         if (strcmp(known[i][0], name) == 0) {
@@ -115,7 +118,7 @@ static kvs_status put_property(struct walk *w, bool negated)
     if (n == 0 || peek(w, 0) != '}') {
         return refuse(w, "property name");
     }
-    const char *posix[] = {"Space", "Word",  "Punct", "Alnum",  "Blank", "Cntrl",
+    const char *posix[] = {"Space", "Word",  "Punct",  "Alnum", "Blank",   "Cntrl",
                            "Graph", "Print", "XDigit", "ASCII", "Assigned"};
     for (size_t i = 0; i < KVS_COUNT(posix); i++) {
         if (strcmp(posix[i], name) == 0) {
@@ -348,8 +351,8 @@ static kvs_status put_class(struct walk *w)
 
 static kvs_status put_group(struct walk *w)
 {
-    static const char *const known[] = {"(?:",  "(?=",  "(?!",   "(?<=", "(?<!",
-                                        "(?>",  "(?i:", "(?-i:", "(?i)"};
+    static const char *const known[] = {"(?:", "(?=",  "(?!",   "(?<=", "(?<!",
+                                        "(?>", "(?i:", "(?-i:", "(?i)"};
     if (peek(w, 1) == '*') {
         return refuse(w, "(*");
     }

@@ -85,19 +85,17 @@ def without_control(tok):
         return tok
     j = json.loads(tok.to_str())
     model = j["model"]
+    name = {t: chr(0xF0000 + i) for i, t in enumerate(sorted(special))}
     if model["type"] == "Unigram":
-        for i, piece in enumerate(model["vocab"]):
-            if piece[0] in special:
-                piece[0] = chr(0xF0000 + i)
+        model["vocab"] = [[name.get(t, t), score] for t, score in model["vocab"]]
     else:
         pairs = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]
         n = len(model["continuing_subword_prefix"] or "")
         model["merges"] = [m for m in pairs if not special & {m[0], m[1], m[0] + m[1][n:]}]
-        unk = {model["unk_token"]}
-        model["vocab"] = {
-            chr(0xF0000 + i) if t in special - unk else t: i for t, i in model["vocab"].items()
-        }
-    j["added_tokens"] = [a for a in j["added_tokens"] if not a["special"]]
+        model["vocab"] = {name.get(t, t): i for t, i in model["vocab"].items()}
+        model["unk_token"] = name.get(model["unk_token"], model["unk_token"])
+    for a in j["added_tokens"]:
+        a["content"] = name.get(a["content"], a["content"])
     j["post_processor"] = None
     return Tokenizer.from_str(json.dumps(j))
 
