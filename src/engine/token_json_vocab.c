@@ -368,7 +368,7 @@ static kvs_status build_unigram(const struct reader *r)
     struct kvs__tj *tj = r->tj;
     tj->scores = kvs__calloc(tok->ctx, tok->n_tokens, sizeof *tj->scores);
     tj->words.items = kvs__calloc(tok->ctx, r->n_model, sizeof *tj->words.items);
-    tj->words.n = r->n_model;
+    tj->n_words_cap = r->n_model;
     if (!tj->scores || !tj->words.items) {
         return kvs__nomem(r->err, "engine", tok->n_tokens * sizeof *tj->scores);
     }
@@ -388,10 +388,8 @@ static kvs_status build_unigram(const struct reader *r)
         }
         at = r->j->nodes[at].next;
     }
-    const size_t total = tj->words.n;
     tj->words.n = used;
     kvs__token_list_index(&tj->words);
-    tj->n_words_cap = total;
     tj->unk_score = least - 10;
     return KVS_OK;
 }

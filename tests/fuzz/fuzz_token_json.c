@@ -20,7 +20,7 @@
         }                                                                                          \
     } while (0)
 
-#define MEMORY   ((size_t)48 << 20)
+#define MEMORY   ((size_t)16 << 20)
 #define TEXT_MAX 300u
 #define IDS_MAX  4096u
 
@@ -29,8 +29,7 @@ static void check_stream(const kvs_tokenizer *tok, const int32_t *ids, size_t n,
     static char bytes[1 << 20];
     size_t n_bytes = 0;
     kvs_detok *d = NULL;
-    kvs_status st =
-        kvs_tokenizer_decode(tok, ids, n, flags, bytes, sizeof bytes, &n_bytes, NULL);
+    kvs_status st = kvs_tokenizer_decode(tok, ids, n, flags, bytes, sizeof bytes, &n_bytes, NULL);
     if (st == KVS_E_RANGE || st == KVS_E_NOMEM || kvs_detok_new(tok, flags, &d, NULL) != KVS_OK) {
         return;
     }
@@ -106,8 +105,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     kvs_ctx_stats after = KVS_CTX_STATS_INIT;
     CHECK(kvs_ctx_get_stats(ctx, &before) == KVS_OK);
     kvs_tokenizer *tok = NULL;
-    kvs_status st =
-        kvs__tokenizer_from_json_text(ctx, (const char *)data, n_file, 0, &tok, &err);
+    kvs_status st = kvs__tokenizer_from_json_text(ctx, (const char *)data, n_file, 0, &tok, &err);
     if (st == KVS_OK) {
         check_text(tok, text, n_text, 0);
         check_text(tok, text, n_text, KVS_TOKENIZE_SPECIAL | KVS_TOKENIZE_ADD_SPECIAL);
