@@ -341,7 +341,7 @@ kvs_status kvs__tape_file(kvs_ctx *ctx, const char *path, size_t max, char **out
         st = text ? KVS_OK : kvs__nomem(err, "engine", size + 1);
     }
     size_t got = 0;
-    while (st == KVS_OK && got < size) {
+    while (st == KVS_OK && text && got < size) {
         ssize_t r = read(fd, text + got, size - got);
         if (r > 0) {
             got += (size_t)r;
@@ -351,7 +351,7 @@ kvs_status kvs__tape_file(kvs_ctx *ctx, const char *path, size_t max, char **out
         }
     }
     (void)close(fd);
-    if (st != KVS_OK) {
+    if (st != KVS_OK || !text) {
         kvs__free(ctx, text, size + 1);
         return st;
     }

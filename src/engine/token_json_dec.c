@@ -244,7 +244,7 @@ static kvs_status fill_pieces(kvs_tokenizer *tok, kvs__tj_pieces *p, bool first,
     kvs__tbuf bufs[2] = {{NULL, 0, 0}, {NULL, 0, 0}};
     p->at = kvs__calloc(tok->ctx, tok->n_tokens + 1, sizeof *p->at);
     kvs_status st = p->at ? KVS_OK : kvs__nomem(err, "engine", (tok->n_tokens + 1) * sizeof *p->at);
-    for (size_t i = 0; i < tok->n_tokens && st == KVS_OK; i++) {
+    for (size_t i = 0; p->at && i < tok->n_tokens && st == KVS_OK; i++) {
         const kvs__token_entry *e = &tok->entries[i];
         kvs__text t = {e->ptr, e->len};
         const bool added = (e->attr & (KVS_TOKEN_CONTROL | KVS_TOKEN_USER)) != 0;

@@ -14,24 +14,24 @@
 
 /* ---- reading */
 
-static kvs_status add(kvs_tokenizer *tok, kvs__tj_pre **out, kvs__tj_pre_kind kind, kvs_err *err)
+static kvs__tj_pre *add(kvs_tokenizer *tok, kvs__tj_pre_kind kind, kvs_err *err)
 {
     struct kvs__tj *tj = tok->json;
     if (tj->n_pres == KVS__TJ_STAGES) {
-        return kvs__tj_bad("too many pre-tokenizers", err);
+        (void)kvs__tj_bad("too many pre-tokenizers", err);
+        return NULL;
     }
-    *out = &tj->pres[tj->n_pres++];
-    **out = (kvs__tj_pre){.kind = kind, .behave = KVS__SPLIT_ISOLATED};
-    return KVS_OK;
+    kvs__tj_pre *p = &tj->pres[tj->n_pres++];
+    *p = (kvs__tj_pre){.kind = kind, .behave = KVS__SPLIT_ISOLATED};
+    return p;
 }
 
 static kvs_status add_split(kvs_tokenizer *tok, const char *expression, kvs__tj_behave behave,
                             bool invert, kvs_err *err)
 {
-    kvs__tj_pre *p = NULL;
-    kvs_status st = add(tok, &p, KVS__TPRE_SPLIT, err);
-    if (st != KVS_OK) {
-        return st;
+    kvs__tj_pre *p = add(tok, KVS__TPRE_SPLIT, err);
+    if (!p) {
+        return KVS_E_FORMAT;
     }
     p->behave = behave;
     p->invert = invert;
@@ -66,9 +66,11 @@ static kvs_status read_behaviour(const kvs__tape *j, uint32_t node, kvs__tj_beha
 static kvs_status read_split(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
 {
     const kvs__tape *j = &tok->json->doc;
-    kvs__tj_pre *p = NULL;
-    kvs_status st = add(tok, &p, KVS__TPRE_SPLIT, err);
-    st = st == KVS_OK ? read_behaviour(j, node, &p->behave, err) : st;
+    kvs__tj_pre *p = add(tok, KVS__TPRE_SPLIT, err);
+    if (!p) {
+        return KVS_E_FORMAT;
+    }
+    kvs_status st = read_behaviour(j, node, &p->behave, err);
     st = st == KVS_OK ? kvs__tj_bool(j, node, "invert", &p->invert, err) : st;
     return st == KVS_OK ? kvs__tj_pattern(tok, node, &p->re, err) : st;
 }
@@ -79,17 +81,19 @@ static kvs_status read_byte_level(kvs_tokenizer *tok, uint32_t node, kvs_err *er
     bool space = true;
     bool regex = true;
     bool trim = true; /* of offsets, which are not given out */
-    kvs__tj_pre *p = NULL;
     kvs_status st = kvs__tj_bool(j, node, "add_prefix_space", &space, err);
     st = st == KVS_OK ? kvs__tj_bool(j, node, "use_regex", &regex, err) : st;
     st = st == KVS_OK ? kvs__tj_bool(j, node, "trim_offsets", &trim, err) : st;
-    if (st == KVS_OK && space) {
-        st = add(tok, &p, KVS__TPRE_SPACE, err);
+    if (st == KVS_OK && space && !add(tok, KVS__TPRE_SPACE, err)) {
+        return KVS_E_FORMAT;
     }
     if (st == KVS_OK && regex) {
         st = add_split(tok, GPT2, KVS__SPLIT_ISOLATED, false, err);
     }
-    return st == KVS_OK ? add(tok, &p, KVS__TPRE_VISIBLE, err) : st;
+    if (st == KVS_OK && !add(tok, KVS__TPRE_VISIBLE, err)) {
+        return KVS_E_FORMAT;
+    }
+    return st;
 }
 
 kvs_status kvs__tj_meta_scheme(const kvs__tape *j, uint32_t node, kvs__tj_scheme *scheme,
@@ -122,8 +126,8 @@ kvs__text kvs__tj_mark(kvs__text text)
 {
     size_t step = 0;
     uint32_t cp = 0;
-    if (text.len == 0 || kvs__utf8_step(text.ptr, text.len, &step, &cp) != KVS__UTF8_OK ||
-        step != text.len) {
+    if (!text.ptr || text.len == 0 ||
+        kvs__utf8_step(text.ptr, text.len, &step, &cp) != KVS__UTF8_OK || step != text.len) {
         return (kvs__text){NULL, 0};
     }
     return text;
@@ -133,10 +137,9 @@ static kvs_status read_meta(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
 {
     const kvs__tape *j = &tok->json->doc;
     kvs__text mark = {NULL, 0};
-    kvs__tj_pre *p = NULL;
-    kvs_status st = add(tok, &p, KVS__TPRE_META, err);
-    st = st == KVS_OK ? kvs__tj_text(j, node, "replacement", &mark, err) : st;
-    if (st != KVS_OK) {
+    kvs__tj_pre *p = add(tok, KVS__TPRE_META, err);
+    kvs_status st = p ? kvs__tj_text(j, node, "replacement", &mark, err) : KVS_E_FORMAT;
+    if (st != KVS_OK || !p) {
         return st;
     }
     p->mark = kvs__tj_mark(mark);

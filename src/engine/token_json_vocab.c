@@ -271,7 +271,9 @@ static uint32_t edge_char(kvs__text t, bool last)
     }
     size_t step = 0;
     uint32_t cp = 0;
-    (void)kvs__utf8_step(t.ptr + at, t.len - at, &step, &cp);
+    if (t.ptr) {
+        (void)kvs__utf8_step(t.ptr + at, t.len - at, &step, &cp);
+    }
     return cp;
 }
 
