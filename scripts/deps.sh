@@ -34,6 +34,7 @@ build_set() {
     need ninja-build tool ninja
     need pkg-config tool pkg-config
     need libpcre2-dev pkg-config --exists libpcre2-8
+    need libedit-dev pkg-config --exists libedit
     need libjansson-dev pkg-config --exists jansson
 }
 
