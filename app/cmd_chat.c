@@ -99,10 +99,11 @@ static void report_text(const chat *c, const turn *t, size_t n_prompt)
                             : ": the template changed earlier text");
     }
     if (c->s->verbose) {
-        note(c->s, "[prompt %zu tokens, %zu reused, %zu computed, %.1f tok/s; answer %zu, %.1f "
-                   "tok/s]",
-             n_prompt, t->reused, n_prompt - t->reused,
-             rate(n_prompt - t->reused, t->prompt_s), t->made.n, rate(t->made.n, t->answer_s));
+        note(c->s,
+             "[prompt %zu tokens, %zu reused, %zu computed, %.1f tok/s; answer %zu, %.1f "
+             "tok/s]",
+             n_prompt, t->reused, n_prompt - t->reused, rate(n_prompt - t->reused, t->prompt_s),
+             t->made.n, rate(t->made.n, t->answer_s));
     }
 }
 
@@ -215,8 +216,8 @@ static int do_stats(chat *c, const char *arg)
                      "\"prompt_tok_s\":%.2f,\"answer_tok_s\":%.2f,\"tokens\":%zu,\"n_ctx\":%u,"
                      "\"state_bytes\":%zu}}\n",
                      t->turns, t->prompt, t->reused, t->computed, t->recomputed, t->answered,
-                     rate(t->computed, t->prompt_s), rate(t->answered, t->answer_s),
-                     c->talk.ids.n, st.n_ctx, st.state_bytes);
+                     rate(t->computed, t->prompt_s), rate(t->answered, t->answer_s), c->talk.ids.n,
+                     st.n_ctx, st.state_bytes);
         (void)fflush(stdout);
         return 0;
     }
@@ -240,8 +241,8 @@ static int do_undo(chat *c, const char *arg)
     size_t held = 0;
     (void)kvs_session_tokens(c->m.session, &held);
     size_t back = held > c->talk.ids.n ? held - c->talk.ids.n : 0;
-    bool can = kvs_cache_can_rewind(kvs_session_cache(c->m.session), KVS_ALL_LAYERS, back) ==
-               KVS_OK;
+    bool can =
+        kvs_cache_can_rewind(kvs_session_cache(c->m.session), KVS_ALL_LAYERS, back) == KVS_OK;
     note(c->s, "[the last turn is taken back%s]",
          back == 0 || can ? ""
                           : "; window layers can't go back, so the next question computes all "
@@ -312,8 +313,8 @@ static int command(chat *c, const char *text)
             return known[i].fn(c, arg);
         }
     }
-    return fail(EXIT_USAGE, "unknown command %.*s; /help lists them", (int)(len < 40 ? len + 1 : 40),
-                text);
+    return fail(EXIT_USAGE, "unknown command %.*s; /help lists them",
+                (int)(len < 40 ? len + 1 : 40), text);
 }
 
 /* ---- the whole */

@@ -220,9 +220,9 @@ static int read_turns(talk *t, const kvs_value *list, const char *path, bool sam
         ids = (size_t)e;
         talk_turn *turn = &t->turns[t->n_turns++];
         *turn = (talk_turn){NULL, (size_t)p, (size_t)e, messages};
-        int rc = same_template ? chat_render(t->template, t->messages, messages - 1, true,
-                                             &turn->prompt)
-                               : 0;
+        int rc = same_template
+                     ? chat_render(t->template, t->messages, messages - 1, true, &turn->prompt)
+                     : 0;
         if (rc != 0) {
             return rc;
         }

@@ -86,8 +86,8 @@ typedef enum kvs__jkind {
     J_KIND_LIST,
     J_KIND_TUPLE,
     J_KIND_RANGE,
-    J_KIND_ITER,   /* a generator: used up by the first who walks it, true, no length */
-    J_KIND_ITEMS,  /* views of a dict: length, no index */
+    J_KIND_ITER,  /* a generator: used up by the first who walks it, true, no length */
+    J_KIND_ITEMS, /* views of a dict: length, no index */
     J_KIND_KEYS,
     J_KIND_VALUES
 } kvs__jkind;
@@ -237,7 +237,7 @@ void kvs__jsb_json(kvs__jsb *b, const kvs__val *v, const kvs__jdump *o);
 kvs__val kvs__jparse_json(kvs__jheap *h, const char *p, size_t n, uint32_t flags);
 /* Flag of kvs__jparse_json beside the public ones: all strings came from input. */
 #define KVS__JSON_INPUT (1u << 31)
-double kvs__jstrtod(const char *p, char **end);            /* whatever the locale */
+double kvs__jstrtod(const char *p, char **end); /* whatever the locale */
 
 /* Characters */
 uint32_t kvs__jnext(const char *p, size_t *i); /* of well-formed text; moves on */
@@ -248,14 +248,20 @@ bool kvs__jprintable(uint32_t cp);
 typedef enum kvs__jcase { J_UPPER, J_LOWER, J_TITLE } kvs__jcase;
 /* Up to 3 code points; their number. */
 unsigned kvs__jmap_case(uint32_t cp, kvs__jcase to, uint32_t out[3]);
-enum { J_CLASS_UPPER = 1, J_CLASS_LOWER = 2, J_CLASS_TITLE = 4, J_CLASS_ALPHA = 8, J_CLASS_DIGIT = 16 };
+enum {
+    J_CLASS_UPPER = 1,
+    J_CLASS_LOWER = 2,
+    J_CLASS_TITLE = 4,
+    J_CLASS_ALPHA = 8,
+    J_CLASS_DIGIT = 16
+};
 unsigned kvs__jclass(uint32_t cp);
 
 /* Text operations (jinja_text.c) that filters and methods share. */
 kvs__val kvs__jstrip(kvs__jheap *h, const kvs__jstr *s, const kvs__jstr *chars, bool left,
                      bool right);
-kvs__val kvs__jreplace(kvs__jheap *h, const kvs__jstr *s, const kvs__jstr *old,
-                       const kvs__jstr *by, int64_t count);
+kvs__val kvs__jreplace(kvs__jheap *h, const kvs__jstr *s, const kvs__jstr *old, const kvs__jstr *by,
+                       int64_t count);
 kvs__jlist *kvs__jsplit(kvs__jheap *h, const kvs__jstr *s, const kvs__jstr *sep, int64_t most);
 kvs__jlist *kvs__jrsplit(kvs__jheap *h, const kvs__jstr *s, const kvs__jstr *sep, int64_t most);
 kvs__jlist *kvs__jlines(kvs__jheap *h, const kvs__jstr *s, bool keep);
@@ -321,16 +327,16 @@ bool kvs__jrelation(kvs__jheap *h, int op, kvs__val a, kvs__val b);
 
 typedef enum kvs__jop {
     /* statements: list through next */
-    S_DATA,    /* val */
-    S_PRINT,   /* a */
-    S_IF,      /* a cond, b body, c else */
-    S_FOR,     /* a target, b iterable, c body, d else, e filter */
-    S_SET,     /* a target, b value */
+    S_DATA,     /* val */
+    S_PRINT,    /* a */
+    S_IF,       /* a cond, b body, c else */
+    S_FOR,      /* a target, b iterable, c body, d else, e filter */
+    S_SET,      /* a target, b value */
     S_SETBLOCK, /* a target, b body, c filter chain over E_HOLE */
-    S_MACRO,   /* val name, a parameters (E_NAME, b default), b body, flag: see J_USES_* */
-    S_FILTER,  /* a filter chain over E_HOLE, b body */
-    S_WITH,    /* a targets, b values, c body */
-    S_SCOPE,   /* b body */
+    S_MACRO,    /* val name, a parameters (E_NAME, b default), b body, flag: see J_USES_* */
+    S_FILTER,   /* a filter chain over E_HOLE, b body */
+    S_WITH,     /* a targets, b values, c body */
+    S_SCOPE,    /* b body */
     S_BREAK,
     S_CONTINUE,
     /* expressions */
@@ -338,8 +344,8 @@ typedef enum kvs__jop {
     E_NAME,  /* val */
     E_LIST,  /* a items */
     E_TUPLE,
-    E_DICT,  /* a: key, its next value, ... */
-    E_COND,  /* a cond, b then, c else or NULL */
+    E_DICT, /* a: key, its next value, ... */
+    E_COND, /* a cond, b then, c else or NULL */
     E_AND,
     E_OR,
     E_NOT,
@@ -349,11 +355,11 @@ typedef enum kvs__jop {
     E_BINARY, /* flag op */
     E_NEG,
     E_POS,
-    E_ATTR,  /* a, val */
-    E_ITEM,  /* a, b */
-    E_SLICE, /* a; b, c, d */
-    E_CALL,  /* a callee, b arguments (E_ARG for named) */
-    E_ARG,   /* val name, a */
+    E_ATTR,   /* a, val */
+    E_ITEM,   /* a, b */
+    E_SLICE,  /* a; b, c, d */
+    E_CALL,   /* a callee, b arguments (E_ARG for named) */
+    E_ARG,    /* val name, a */
     E_FILTER, /* a input, b arguments, fn */
     E_TEST,
     E_HOLE /* the text of the block */

@@ -103,10 +103,9 @@ unsigned kvs__jmap_case(uint32_t cp, kvs__jcase to, uint32_t out[3])
         size_t n;
         const case_special *s;
         size_t n_special;
-    } tables[] = {
-        {upper_ranges, KVS_COUNT(upper_ranges), upper_special, KVS_COUNT(upper_special)},
-        {lower_ranges, KVS_COUNT(lower_ranges), lower_special, KVS_COUNT(lower_special)},
-        {title_ranges, KVS_COUNT(title_ranges), title_special, KVS_COUNT(title_special)}};
+    } tables[] = {{upper_ranges, KVS_COUNT(upper_ranges), upper_special, KVS_COUNT(upper_special)},
+                  {lower_ranges, KVS_COUNT(lower_ranges), lower_special, KVS_COUNT(lower_special)},
+                  {title_ranges, KVS_COUNT(title_ranges), title_special, KVS_COUNT(title_special)}};
     if (cp < 0x80) {
         return ascii_case(cp, to, out);
     }

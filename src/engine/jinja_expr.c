@@ -43,8 +43,16 @@ bool kvs__jskip_name(kvs__jparser *p, const char *name)
 
 void kvs__junexpected(kvs__jparser *p, const char *want)
 {
-    static const char *const names[] = {"the end of the template", "text", "\"{{\"", "\"}}\"",
-                                        "\"{%\"", "\"%}\"", "", "a string", "a number", ""};
+    static const char *const names[] = {"the end of the template",
+                                        "text",
+                                        "\"{{\"",
+                                        "\"}}\"",
+                                        "\"{%\"",
+                                        "\"%}\"",
+                                        "",
+                                        "a string",
+                                        "a number",
+                                        ""};
     const kvs__jtok *t = now(p);
     char text[64];
     text[0] = '\0';
@@ -191,9 +199,7 @@ static kvs__jnode *tuple(kvs__jparser *p, bool with_cond, bool explicit, bool si
         if (ends_tuple(p) || kvs__jis_name(p, "in")) {
             break;
         }
-        append(&tail, simple      ? unary(p, false)
-                      : with_cond ? kvs__jexpr(p)
-                                  : kvs__jexpr_or(p));
+        append(&tail, simple ? unary(p, false) : with_cond ? kvs__jexpr(p) : kvs__jexpr_or(p));
         count++;
         if (!kvs__jis_op(p, ',')) {
             break;

@@ -362,14 +362,16 @@ static kvs__val f_from_json(kvs__jrun *r, kvs__val v, const kvs__jargs *a)
     return kvs__jparse_json(r->h, v.u.s->p, v.u.s->n, kvs__jsub_input(v.u.s) ? KVS__JSON_INPUT : 0);
 }
 
-static const kvs__jfilter filters[] = {
-    {"upper", f_upper},       {"lower", f_lower},         {"title", f_title},
-    {"capitalize", f_capitalize}, {"string", f_string},   {"safe", f_safe},
-    {"trim", f_trim},         {"replace", f_replace},     {"format", f_format},
-    {"indent", f_indent},     {"wordcount", f_wordcount}, {"default", f_default},
-    {"d", f_default},         {"int", f_int},             {"float", f_float},
-    {"abs", f_abs},           {"round", f_round},         {"tojson", f_tojson},
-    {"from_json", f_from_json}};
+static const kvs__jfilter filters[] = {{"upper", f_upper},         {"lower", f_lower},
+                                       {"title", f_title},         {"capitalize", f_capitalize},
+                                       {"string", f_string},       {"safe", f_safe},
+                                       {"trim", f_trim},           {"replace", f_replace},
+                                       {"format", f_format},       {"indent", f_indent},
+                                       {"wordcount", f_wordcount}, {"default", f_default},
+                                       {"d", f_default},           {"int", f_int},
+                                       {"float", f_float},         {"abs", f_abs},
+                                       {"round", f_round},         {"tojson", f_tojson},
+                                       {"from_json", f_from_json}};
 
 const kvs__jfilter *kvs__jfilter_named(const char *name, size_t n)
 {

@@ -209,8 +209,8 @@ kvs__val kvs__jpercent(kvs__jheap *h, const kvs__jstr *s, const kvs__val *arg)
 
 /* ---- str.format */
 
-static kvs__val field(kvs__jrun *r, const kvs__jstr *s, size_t from, size_t to,
-                      const kvs__jargs *a, size_t *automatic)
+static kvs__val field(kvs__jrun *r, const kvs__jstr *s, size_t from, size_t to, const kvs__jargs *a,
+                      size_t *automatic)
 {
     size_t i = from;
     if (from == to) {
@@ -310,8 +310,7 @@ static kvs__val make_dict(kvs__jheap *h, const kvs__jargs *a)
 {
     kvs__jdict *d = kvs__jdict_new(h);
     if (a->n > 1 || (a->n == 1 && a->at[0].type != J_DICT)) {
-        kvs__jfail(h, KVS_E_UNSUPPORTED, "%s from anything but one dict and named members",
-                   a->who);
+        kvs__jfail(h, KVS_E_UNSUPPORTED, "%s from anything but one dict and named members", a->who);
     }
     for (size_t i = 0; a->n == 1 && i < a->at[0].u.d->n; i++) {
         kvs__jdict_set(h, d, a->at[0].u.d->at[i].key, a->at[0].u.d->at[i].value);
@@ -343,7 +342,7 @@ typedef struct moment {
 
 static void put_field(kvs__jheap *h, kvs__jsb *b, const moment *m, char c, bool bare)
 {
-    static const char *const days[] = {"Thursday", "Friday", "Saturday", "Sunday",
+    static const char *const days[] = {"Thursday", "Friday",  "Saturday", "Sunday",
                                        "Monday",   "Tuesday", "Wednesday"};
     static const char *const months[] = {"January",   "February", "March",    "April",
                                          "May",       "June",     "July",     "August",
@@ -431,8 +430,11 @@ static void put_time(kvs__jheap *h, kvs__jsb *b, const moment *m, const char *fm
         char c = fmt[++i];
         bool bare = c == '-' && i + 1 < n;
         c = bare ? fmt[++i] : c;
-        const char *whole = c == 'D' ? "%m/%d/%y" : c == 'F' ? "%Y-%m-%d" : c == 'T' ? "%H:%M:%S"
-                            : c == 'R' ? "%H:%M" : NULL;
+        const char *whole = c == 'D'   ? "%m/%d/%y"
+                            : c == 'F' ? "%Y-%m-%d"
+                            : c == 'T' ? "%H:%M:%S"
+                            : c == 'R' ? "%H:%M"
+                                       : NULL;
         if (whole) {
             put_time(h, b, m, whole, strlen(whole));
         } else {

@@ -4,15 +4,15 @@
 #include "engine/jinja.h"
 
 static const char *const string_methods[] = {
-    "startswith", "endswith",   "strip",   "lstrip",       "rstrip",       "split",   "rsplit",
-    "splitlines", "replace",    "upper",   "lower",        "title",        "capitalize", "find",
-    "rfind",      "index",      "count",   "join",         "format",       "isdigit", "isalpha",
-    "isalnum",    "isspace",    "isupper", "islower",      "zfill",        "ljust",   "rjust",
+    "startswith", "endswith",     "strip",        "lstrip",    "rstrip",    "split",      "rsplit",
+    "splitlines", "replace",      "upper",        "lower",     "title",     "capitalize", "find",
+    "rfind",      "index",        "count",        "join",      "format",    "isdigit",    "isalpha",
+    "isalnum",    "isspace",      "isupper",      "islower",   "zfill",     "ljust",      "rjust",
     "center",     "removeprefix", "removesuffix", "partition", "rpartition"};
-static const char *const dict_methods[] = {"items", "keys",   "values",     "get",  "copy",
+static const char *const dict_methods[] = {"items", "keys",   "values",     "get",   "copy",
                                            "pop",   "update", "setdefault", "clear", "popitem"};
-static const char *const list_methods[] = {"index",  "count",  "copy", "append", "extend", "insert",
-                                           "pop",    "remove", "sort", "reverse", "clear"};
+static const char *const list_methods[] = {"index", "count",  "copy", "append",  "extend", "insert",
+                                           "pop",   "remove", "sort", "reverse", "clear"};
 
 static bool among(const char *const *names, size_t n, const kvs__jstr *name)
 {
@@ -370,10 +370,39 @@ static kvs__val simple(kvs__jheap *h, const kvs__jstr *s, const kvs__jstr *name,
 }
 
 typedef enum which {
-    M_STARTS, M_ENDS, M_STRIP, M_LSTRIP, M_RSTRIP, M_SPLIT, M_RSPLIT, M_LINES, M_REPLACE,
-    M_UPPER, M_LOWER, M_TITLE, M_CAPITALIZE, M_FIND, M_RFIND, M_INDEX, M_COUNT, M_JOIN, M_FORMAT,
-    M_ISDIGIT, M_ISALPHA, M_ISALNUM, M_ISSPACE, M_ISUPPER, M_ISLOWER, M_ZFILL, M_LJUST, M_RJUST,
-    M_CENTER, M_REMOVEPREFIX, M_REMOVESUFFIX, M_PARTITION, M_RPARTITION
+    M_STARTS,
+    M_ENDS,
+    M_STRIP,
+    M_LSTRIP,
+    M_RSTRIP,
+    M_SPLIT,
+    M_RSPLIT,
+    M_LINES,
+    M_REPLACE,
+    M_UPPER,
+    M_LOWER,
+    M_TITLE,
+    M_CAPITALIZE,
+    M_FIND,
+    M_RFIND,
+    M_INDEX,
+    M_COUNT,
+    M_JOIN,
+    M_FORMAT,
+    M_ISDIGIT,
+    M_ISALPHA,
+    M_ISALNUM,
+    M_ISSPACE,
+    M_ISUPPER,
+    M_ISLOWER,
+    M_ZFILL,
+    M_LJUST,
+    M_RJUST,
+    M_CENTER,
+    M_REMOVEPREFIX,
+    M_REMOVESUFFIX,
+    M_PARTITION,
+    M_RPARTITION
 } which; /* the order of string_methods */
 
 static kvs__val string_method(kvs__jrun *r, const kvs__jstr *s, const kvs__jstr *name,

@@ -152,8 +152,9 @@ static kvs__val add_strings(kvs__jheap *h, const kvs__jstr *a, const kvs__jstr *
 {
     kvs__jsb sum = {.h = h};
     if (a->safe != b->safe && has_markup(a->safe ? b : a)) {
-        kvs__jfail(h, KVS_E_UNSUPPORTED, "\"+\" with a |safe text, which would escape the other; "
-                                         "use \"~\"");
+        kvs__jfail(h, KVS_E_UNSUPPORTED,
+                   "\"+\" with a |safe text, which would escape the other; "
+                   "use \"~\"");
     }
     kvs__jsb_str(&sum, a, 0, a->n);
     kvs__jsb_str(&sum, b, 0, b->n);
@@ -268,7 +269,8 @@ static int64_t bound(kvs__jheap *h, const kvs__val *v, int64_t none, int64_t n, 
     return i < n ? i : step > 0 ? n : n - 1;
 }
 
-static kvs__val slice_text(kvs__jheap *h, const kvs__jstr *s, int64_t from, int64_t to, int64_t step)
+static kvs__val slice_text(kvs__jheap *h, const kvs__jstr *s, int64_t from, int64_t to,
+                           int64_t step)
 {
     bool ascii = s->n == s->n_chars;
     if (step == 1) {

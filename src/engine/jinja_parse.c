@@ -125,8 +125,9 @@ static kvs__jnode *parse_parameters(kvs__jparser *p)
         } else if (first && *tail == NULL) {
             for (const kvs__jnode *before = first; before; before = before->next) {
                 if (before->b) {
-                    kvs__jfail(p->h, KVS_E_FORMAT, "a parameter without a default follows one "
-                                                   "with a default");
+                    kvs__jfail(p->h, KVS_E_FORMAT,
+                               "a parameter without a default follows one "
+                               "with a default");
                 }
             }
         }
@@ -217,8 +218,8 @@ static kvs__jnode *statement(kvs__jparser *p)
     static const struct {
         const char *name;
         kvs__jnode *(*fn)(kvs__jparser *p);
-    } known[] = {{"if", parse_if},         {"for", parse_for},   {"set", parse_set},
-                 {"macro", parse_macro},   {"with", parse_with}, {"generation", parse_generation},
+    } known[] = {{"if", parse_if},        {"for", parse_for},   {"set", parse_set},
+                 {"macro", parse_macro},  {"with", parse_with}, {"generation", parse_generation},
                  {"filter", parse_filter}};
     p->h->line = p->tok[p->at].line;
     const kvs__jtok *t = &p->tok[++p->at];
@@ -240,7 +241,7 @@ static kvs__jnode *statement(kvs__jparser *p)
 /* Up to a tag that ends or goes on with the block around. */
 static bool at_end(const kvs__jparser *p)
 {
-    static const char *const ends[] = {"elif",    "else",      "endif",   "endfor",       "endset",
+    static const char *const ends[] = {"elif",     "else",      "endif",   "endfor",       "endset",
                                        "endmacro", "endfilter", "endwith", "endgeneration"};
     for (size_t i = 0; i < KVS_COUNT(ends); i++) {
         if (next_is(p, ends[i])) {

@@ -150,8 +150,8 @@ static kvs__val neighbour(kvs__jloop *l, bool before)
 
 kvs__val kvs__jloop_attr(kvs__jrun *r, kvs__jloop *l, const kvs__jstr *name)
 {
-    static const char *const names[] = {"index",  "index0", "revindex", "revindex0",
-                                        "length", "first",  "last",     "depth",
+    static const char *const names[] = {"index",  "index0",   "revindex", "revindex0",
+                                        "length", "first",    "last",     "depth",
                                         "depth0", "previtem", "nextitem"};
     int64_t i = (int64_t)l->i;
     int64_t n = (int64_t)l->items->n;

@@ -300,8 +300,8 @@ static void repr_string(kvs__jsb *b, const kvs__jstr *s)
 
 static void repr_list(kvs__jsb *b, const kvs__jlist *l)
 {
-    static const char *const open[] = {"[", "(", "", "", "dict_items([", "dict_keys([",
-                                       "dict_values(["};
+    static const char *const open[] = {
+        "[", "(", "", "", "dict_items([", "dict_keys([", "dict_values(["};
     static const char *const shut[] = {"]", ")", "", "", "])", "])", "])"};
     if (l->kind == J_KIND_RANGE) {
         kvs__jsb_put0(b, "range(");

@@ -402,14 +402,25 @@ static kvs__val f_unique(kvs__jrun *r, kvs__val v, const kvs__jargs *a)
     return kvs__jlistv(l);
 }
 
-static const kvs__jfilter filters[] = {
-    {"length", f_length},         {"count", f_length},     {"list", f_list},
-    {"items", f_items},           {"first", f_first},      {"last", f_last},
-    {"reverse", f_reverse},       {"join", f_join},        {"map", f_map},
-    {"select", f_select},         {"reject", f_reject},    {"selectattr", f_selectattr},
-    {"rejectattr", f_rejectattr}, {"sort", f_sort},        {"dictsort", f_dictsort},
-    {"min", f_min},               {"max", f_max},          {"sum", f_sum},
-    {"unique", f_unique}};
+static const kvs__jfilter filters[] = {{"length", f_length},
+                                       {"count", f_length},
+                                       {"list", f_list},
+                                       {"items", f_items},
+                                       {"first", f_first},
+                                       {"last", f_last},
+                                       {"reverse", f_reverse},
+                                       {"join", f_join},
+                                       {"map", f_map},
+                                       {"select", f_select},
+                                       {"reject", f_reject},
+                                       {"selectattr", f_selectattr},
+                                       {"rejectattr", f_rejectattr},
+                                       {"sort", f_sort},
+                                       {"dictsort", f_dictsort},
+                                       {"min", f_min},
+                                       {"max", f_max},
+                                       {"sum", f_sum},
+                                       {"unique", f_unique}};
 
 const kvs__jfilter *kvs__jseq_filter(const char *name, size_t n)
 {

@@ -332,11 +332,20 @@ bool kvs__jtrue(const kvs__val *v)
 
 const char *kvs__jtype_name(const kvs__val *v)
 {
-    static const char *const names[] = {"an undefined value", "none", "a boolean", "an integer",
-                                        "a float", "a string", "a list", "a dict",
-                                        "a namespace", "a function", "a loop"};
-    static const char *const kinds[] = {"a list", "a tuple", "a range", "a generator",
-                                        "a view of items", "a view of keys", "a view of values"};
+    static const char *const names[] = {"an undefined value",
+                                        "none",
+                                        "a boolean",
+                                        "an integer",
+                                        "a float",
+                                        "a string",
+                                        "a list",
+                                        "a dict",
+                                        "a namespace",
+                                        "a function",
+                                        "a loop"};
+    static const char *const kinds[] = {"a list",          "a tuple",         "a range",
+                                        "a generator",     "a view of items", "a view of keys",
+                                        "a view of values"};
     return v->type == J_LIST ? kinds[v->u.l->kind] : names[v->type];
 }
 
