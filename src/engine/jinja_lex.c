@@ -308,8 +308,7 @@ static void string(lexer *l)
             i++;
         }
         kvs__jsb_put(&b, l->p + from, i - from);
-        if (l->p[i] == '\\' && i + 1 < l->n) {
-            i++;
+        if (l->p[i] == '\\' && ++i < l->n) {
             escape(l, &b, &i);
         }
     }

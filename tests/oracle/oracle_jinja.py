@@ -421,7 +421,7 @@ HAND = [
     "{{ '[1, {\"a\": null}]'|from_json }}", "{{ '{'|from_json }}", "{{ s|nofilter }}", "{{ s is notest }}", "{% if false %}{{ s|nofilter }}{% endif %}",
     "{{ raise_exception('No: ' ~ i) }}", "{{ strftime_now('%Y-%m-%d %H:%M:%S %j %a %A %b %B %y %I %p %e %-d %% %-m %D %F %T') }}",
     "{% raw %}{{ x }}{% if %}{% endraw %}", "{# comment {{ x }} #}a", "{{ '{{' }}{{ '}}' }}{{ '%}' }}", "{ {", "{{ {'a': {'b': 1}}.a.b }}", "{{ {'a': {}} }}",
-    "{% if %}", "{% endif %}", "{% if 1 %}", "{% for %}", "{{", "{{ }}", "{{ 1 2 }}", "{% foo %}", "{{ 'a }}", "{{ (1 }}", "{{ 1) }}", "{# open", "{% raw %}x",
+    "{% if %}", "{% endif %}", "{% if 1 %}", "{% for %}", "{{", "{{ }}", "{{ 'a\\", "{{ 1 2 }}", "{% foo %}", "{{ 'a }}", "{{ (1 }}", "{{ 1) }}", "{# open", "{% raw %}x",
     "{% set 1 = 2 %}", "{% set d.x = 1 %}", "{% break %}", "{{ a.1b }}", "{{ 1.5.x }}", "{{ l.1 }}", "{{ l.1 }}", "{{ 'a' is string is true }}", "{{ loop }}", "{% for i in l recursive %}{% endfor %}",
     "{% block a %}{% endblock %}", "{% include 'x' %}", "{% extends 'x' %}", "{% import 'x' as y %}", "{% call x() %}{% endcall %}",
     "{{ 3 is odd }}{{ 4 is divisibleby 2 }}{{ 'a' is eq 'a' }}{{ 5 is in [5] }}{{ 5 is not in [5] }}", "{{ not none is none }}", "{{ 1 is defined and 2 }}",
