@@ -6,6 +6,7 @@
 #include "options.h"
 
 int cmd_run(settings *s);
+int cmd_chat(settings *s);
 int cmd_bench(settings *s);
 int cmd_inspect(settings *s);
 

@@ -7,6 +7,7 @@
 
 const command_def command_table[] = {
     {"run", CMD_RUN, "complete a prompt", cmd_run},
+    {"chat", CMD_CHAT, "talk with a model", cmd_chat},
     {"bench", CMD_BENCH, "measure prompt and answer speed", cmd_bench},
     {"inspect", CMD_INSPECT, "show a model file and the memory its state would take", cmd_inspect},
 };

@@ -13,7 +13,9 @@ enum {
     CMD_RUN = 1u << 0,
     CMD_BENCH = 1u << 1,
     CMD_INSPECT = 1u << 2,
-    CMD_ALL = CMD_RUN | CMD_BENCH | CMD_INSPECT
+    CMD_CHAT = 1u << 3,
+    CMD_TEXT = CMD_RUN | CMD_CHAT, /* those that produce text */
+    CMD_ALL = CMD_RUN | CMD_BENCH | CMD_INSPECT | CMD_CHAT
 };
 
 #define MAX_BIAS 64
@@ -26,6 +28,7 @@ typedef struct settings {
     const char *system;
     const char *template;
     bool raw;
+    bool no_history;
     bool ignore_eos;
     bool special;
     uint32_t n_predict; /* 0: until the model ends */

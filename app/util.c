@@ -83,6 +83,13 @@ int interrupted(void)
     return caught;
 }
 
+void interrupt_done(void)
+{
+    if (caught == EXIT_SIGINT) {
+        caught = 0;
+    }
+}
+
 /* Warnings of the library, and with --verbose all that it says. */
 static void on_log(void *user, kvs_log_level level, const char *msg)
 {

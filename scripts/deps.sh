@@ -35,6 +35,7 @@ build_set() {
     need pkg-config tool pkg-config
     need libpcre2-dev pkg-config --exists libpcre2-8
     need libutf8proc-dev pkg-config --exists libutf8proc
+    need libedit-dev pkg-config --exists libedit
     need libjansson-dev pkg-config --exists jansson
 }
 
