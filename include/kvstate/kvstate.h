@@ -8,5 +8,6 @@
 #include "kvstate/codec.h"
 #include "kvstate/mask.h"
 #include "kvstate/step.h"
+#include "kvstate/store.h"
 
 #endif
