@@ -286,19 +286,25 @@ static void moved(kvs_store *s, uint32_t seg, const kvs__seg_out *o)
 {
     (void)pthread_mutex_lock(&s->lock);
     uint32_t fresh = kvs__seg_new(s, o->id, o->at + (uint64_t)KVS__BLOCK_REC * o->n_blocks);
-    uint32_t b = s->segs[seg].head;
+    uint32_t list = s->segs[seg].head;
     s->segs[seg].head = KVS__NONE;
     s->segs[seg].live_bytes = 0;
     s->segs[seg].doomed = true;
-    while (b != KVS__NONE) {
+    for (uint32_t i = 0; i < o->n_blocks; i++) {
+        s->blocks[o->members[i]].moves = true;
+    }
+    for (uint32_t b = list; b != KVS__NONE;) {
         uint32_t next = s->blocks[b].next;
         s->blocks[b].seg = KVS__NO_SEG;
-        s->blocks[b].next = KVS__NONE;
+        if (!s->blocks[b].moves) { /* only a save takes up a dead block, and it has the role */
+            kvs__block_drop(s, b);
+        }
         b = next;
     }
     for (uint32_t i = 0; i < o->n_blocks; i++) {
         kvs__block_rec r;
         kvs__block_rec_read(o->table + (size_t)KVS__BLOCK_REC * i, &r);
+        s->blocks[o->members[i]].moves = false;
         kvs__block_place(s, o->members[i], fresh, r.at);
     }
     (void)pthread_mutex_unlock(&s->lock);

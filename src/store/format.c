@@ -153,7 +153,7 @@ void kvs__entry_write(uint8_t *dst, const kvs__entry_head *head, const void *ns,
         kvs__put32(p + 32, parts[i].chunk_bytes);
         kvs__put32(p + 36, parts[i].n_chunks);
     }
-    if (head->n_chunks > 0) {
+    if (chunk_sha && head->n_chunks > 0) {
         memcpy(p, chunk_sha, (size_t)32 * head->n_chunks);
     }
     memcpy(dst, entry_magic, 8);

@@ -89,7 +89,8 @@ size_t kvs__chunk_size(const kvs__part *part, uint32_t i);
 
 /* The whole file. false: a limit is passed. */
 bool kvs__entry_bytes(const kvs__entry_head *head, size_t *bytes);
-/* Fills dst of head->file_bytes; ids, parts and chunks as in memory. */
+/* Fills dst of head->file_bytes; ids, parts and chunks as in memory. chunk_sha NULL: the digests are in
+ * dst already, at its end. */
 void kvs__entry_write(uint8_t *dst, const kvs__entry_head *head, const void *ns, const int32_t *ids,
                       const kvs__part *parts, const uint8_t *chunk_sha);
 kvs__verdict kvs__entry_parse(const uint8_t *file, size_t bytes, kvs__entry_view *out);

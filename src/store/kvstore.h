@@ -42,7 +42,8 @@ typedef struct kvs__block {
     uint32_t refs; /* I3 */
     uint32_t next; /* in the segment's list; of a free one in the free list */
     bool used;
-    bool bad; /* was read and did not verify; never shared again */
+    bool moves; /* is being given another segment */
+    bool bad;   /* was read and did not verify; never shared again */
 } kvs__block;
 
 typedef struct kvs__segment {
