@@ -13,10 +13,12 @@ enum {
     CMD_RUN = 1u << 0,
     CMD_BENCH = 1u << 1,
     CMD_INSPECT = 1u << 2,
+    CMD_CACHE = 1u << 3, /* no model: outside CMD_ALL */
     CMD_ALL = CMD_RUN | CMD_BENCH | CMD_INSPECT
 };
 
 #define MAX_BIAS 64
+#define MAX_ARGS 4
 
 typedef struct settings {
     /* model and text */
@@ -67,6 +69,12 @@ typedef struct settings {
     const char *output;
     /* inspect */
     bool tensors;
+    /* cache */
+    const char *cache_dir;
+    uint32_t cache_disk; /* MiB */
+    const char *args[MAX_ARGS];
+    uint32_t n_args;
+    uint32_t max_args; /* 0: one positional argument, the model */
     /* everywhere */
     bool json;
     bool quiet;

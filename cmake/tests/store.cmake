@@ -24,3 +24,8 @@ if(NOT CMAKE_CROSSCOMPILING)
   add_test(NAME store_kill_long COMMAND test_store_kill 1000 99)
   set_tests_properties(store_kill_long PROPERTIES LABELS "long;crash" TIMEOUT 900)
 endif()
+if(TARGET kvstate_app OR (KVS_ENGINE AND NOT CMAKE_CROSSCOMPILING))
+  add_test(NAME cli_cache COMMAND ${PROJECT_SOURCE_DIR}/tests/cli/cache.sh $<TARGET_FILE:kvstate_app>
+    ${PROJECT_SOURCE_DIR}/tests/fuzz/corpus/store)
+  set_tests_properties(cli_cache PROPERTIES LABELS quick TIMEOUT 120)
+endif()
