@@ -96,12 +96,18 @@ const option_def option_table[] = {
      0},
     {"tensors", NULL, "list the tensors", CMD_INSPECT, OPT_FLAG, F(tensors), 0, 0},
 
-    {"json", NULL, "print one JSON object (chat: one a turn)", CMD_TEXT | CMD_INSPECT, OPT_FLAG,
-     F(json), 0, 0},
-    {"q|quiet", NULL, "nothing on standard error but errors", CMD_ALL, OPT_FLAG, F(quiet), 0, 0},
-    {"v|verbose", NULL, "also the seed and what the library reports", CMD_ALL, OPT_FLAG, F(verbose),
-     0, 0},
-    {"h|help", NULL, "this text", CMD_ALL, OPT_FLAG, F(help), 0, 0},
+    {"cache-dir", "DIR", "directory of saved state [~/.cache/kvstate/state]", CMD_CACHE, OPT_TEXT,
+     F(cache_dir), 0, 0},
+    {"cache-disk", "MIB", "gc: forget entries until the directory is so small", CMD_CACHE, OPT_U32,
+     F(cache_disk), 1, U31},
+
+    {"json", NULL, "print one JSON object (chat: one a turn)", CMD_TEXT | CMD_INSPECT | CMD_CACHE,
+     OPT_FLAG, F(json), 0, 0},
+    {"q|quiet", NULL, "nothing on standard error but errors", CMD_ALL | CMD_CACHE, OPT_FLAG,
+     F(quiet), 0, 0},
+    {"v|verbose", NULL, "also the seed and what the library reports", CMD_ALL | CMD_CACHE, OPT_FLAG,
+     F(verbose), 0, 0},
+    {"h|help", NULL, "this text", CMD_ALL | CMD_CACHE, OPT_FLAG, F(help), 0, 0},
 };
 const size_t n_options = sizeof option_table / sizeof option_table[0];
 
@@ -305,7 +311,11 @@ static int from_argv(settings *s, const tables *t, const char *command_name, int
         }
     }
     for (int i = optind; i < argc; i++) {
-        if (s->model) {
+        if (s->n_args < s->max_args) {
+            s->args[s->n_args++] = argv[i];
+            continue;
+        }
+        if (s->model || s->max_args > 0) {
             return fail(EXIT_USAGE, "\"%s\" is one argument too many; kvstate %s --help", argv[i],
                         command_name);
         }
@@ -326,6 +336,7 @@ int options_parse(settings *s, uint32_t command, const char *command_name, int a
     s->repeat_last_n = 64;
     s->repetitions = 3;
     s->n_predict = 512; /* a small model may repeat itself until the context is full */
+    s->max_args = command == CMD_CACHE ? MAX_ARGS : 0;
     int rc = from_environment(s, command);
     if (rc != 0) {
         return rc;

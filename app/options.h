@@ -14,11 +14,13 @@ enum {
     CMD_BENCH = 1u << 1,
     CMD_INSPECT = 1u << 2,
     CMD_CHAT = 1u << 3,
+    CMD_CACHE = 1u << 4, /* no model: outside CMD_ALL */
     CMD_TEXT = CMD_RUN | CMD_CHAT, /* those that produce text */
     CMD_ALL = CMD_RUN | CMD_BENCH | CMD_INSPECT | CMD_CHAT
 };
 
 #define MAX_BIAS 64
+#define MAX_ARGS 4
 
 typedef struct settings {
     /* model and text */
@@ -71,6 +73,12 @@ typedef struct settings {
     const char *output;
     /* inspect */
     bool tensors;
+    /* cache */
+    const char *cache_dir;
+    uint32_t cache_disk; /* MiB */
+    const char *args[MAX_ARGS];
+    uint32_t n_args;
+    uint32_t max_args; /* 0: one positional argument, the model */
     /* everywhere */
     bool json;
     bool quiet;
