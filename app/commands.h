@@ -8,6 +8,8 @@
 int cmd_run(settings *s);
 int cmd_bench(settings *s);
 int cmd_inspect(settings *s);
+int cmd_perplexity(settings *s);
+int cmd_tune(settings *s);
 
 typedef struct command_def {
     const char *name;

@@ -9,6 +9,8 @@ const command_def command_table[] = {
     {"run", CMD_RUN, "complete a prompt", cmd_run},
     {"bench", CMD_BENCH, "measure prompt and answer speed", cmd_bench},
     {"inspect", CMD_INSPECT, "show a model file and the memory its state would take", cmd_inspect},
+    {"perplexity", CMD_PERPLEXITY, "what plans cost in quality, on a text", cmd_perplexity},
+    {"tune", CMD_TUNE, "choose bits for each layer under a byte budget", cmd_tune},
 };
 const size_t n_commands = sizeof command_table / sizeof command_table[0];
 

@@ -13,7 +13,10 @@ enum {
     CMD_RUN = 1u << 0,
     CMD_BENCH = 1u << 1,
     CMD_INSPECT = 1u << 2,
-    CMD_ALL = CMD_RUN | CMD_BENCH | CMD_INSPECT
+    CMD_PERPLEXITY = 1u << 8,
+    CMD_TUNE = 1u << 9,
+    CMD_QUALITY = CMD_PERPLEXITY | CMD_TUNE,
+    CMD_ALL = CMD_RUN | CMD_BENCH | CMD_INSPECT | CMD_QUALITY
 };
 
 #define MAX_BIAS 64
@@ -65,6 +68,15 @@ typedef struct settings {
     const char *depths;
     uint32_t repetitions;
     const char *output;
+    /* perplexity and tune */
+    uint32_t chunks; /* 0: all */
+    bool kl;
+    const char *kl_base;
+    float budget;       /* bits a value */
+    float budget_bytes; /* 0: by budget */
+    uint32_t depth;
+    const char *out;
+    const char *svg;
     /* inspect */
     bool tensors;
     /* everywhere */
