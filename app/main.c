@@ -11,6 +11,8 @@ const command_def command_table[] = {
     {"bench", CMD_BENCH, "measure prompt and answer speed", cmd_bench},
     {"inspect", CMD_INSPECT, "show a model file and the memory its state would take", cmd_inspect},
     {"cache", CMD_CACHE, "list, check and move saved state", cmd_cache},
+    {"perplexity", CMD_PERPLEXITY, "what plans cost in quality, on a text", cmd_perplexity},
+    {"tune", CMD_TUNE, "choose bits for each layer under a byte budget", cmd_tune},
 };
 const size_t n_commands = sizeof command_table / sizeof command_table[0];
 

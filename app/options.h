@@ -15,8 +15,11 @@ enum {
     CMD_INSPECT = 1u << 2,
     CMD_CHAT = 1u << 3,
     CMD_CACHE = 1u << 4, /* no model: outside CMD_ALL */
+    CMD_PERPLEXITY = 1u << 5,
+    CMD_TUNE = 1u << 6,
     CMD_TEXT = CMD_RUN | CMD_CHAT, /* those that produce text */
-    CMD_ALL = CMD_RUN | CMD_BENCH | CMD_INSPECT | CMD_CHAT
+    CMD_QUALITY = CMD_PERPLEXITY | CMD_TUNE,
+    CMD_ALL = CMD_TEXT | CMD_BENCH | CMD_INSPECT | CMD_QUALITY
 };
 
 #define MAX_BIAS 64
@@ -71,6 +74,15 @@ typedef struct settings {
     const char *depths;
     uint32_t repetitions;
     const char *output;
+    /* perplexity and tune */
+    uint32_t chunks; /* 0: all */
+    bool kl;
+    const char *kl_base;
+    float budget;       /* bits a value */
+    float budget_bytes; /* 0: by budget */
+    uint32_t depth;
+    const char *out;
+    const char *svg;
     /* inspect */
     bool tensors;
     /* cache */

@@ -58,6 +58,8 @@ static kvs_status apply_codecs(kvs_plan *p, const kvs_model *model, const kvs_pl
     p->kv_block = o->kv_block > 0 ? o->kv_block : p->kv_block;
     if (strncmp(kv, "layers:", 7) == 0) {
         st = kvs__plan_parse_file(&ps, kv + 7, err);
+    } else if (strncmp(kv, "layers=", 7) == 0) {
+        st = kvs__plan_parse_layers(&ps, kv + 7, err);
     } else {
         kvs_codec k;
         kvs_codec v;
