@@ -10,6 +10,7 @@
 #include "kvstate/pages.h"
 #include "kvstate/rows.h"
 #include "kvstate/step.h"
+#include "kvstate/store.h"
 #include "kvstate/txn.h"
 
 #endif

@@ -21,7 +21,8 @@ enum {
 typedef struct kvs_plan_opts {
     size_t struct_size;
     /* A codec for K and V ("f16", "q8", "affine4:32"), one each ("k8v4", "q8+q4"), or
-     * "layers:FILE" with lines "LAYERS CODEC [window=N] [sinks=N] [start=N]". NULL: "f16".
+     * "layers:FILE" with lines "LAYERS CODEC [window=N] [sinks=N] [start=N]", or "layers=" and
+     * such lines with semicolons between them. NULL: "f16".
      * "paged", "paged:PLAN", "paged/N", "paged/N:PLAN" stand for kv_block and the plan. */
     const char *kv;
     const char *k; /* replaces the K side; llama.cpp's type names are taken here and in kv */

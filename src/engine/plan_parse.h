@@ -34,6 +34,8 @@ kvs_status kvs__plan_parse_pair(kvs__plan_parser *ps, const char *text, kvs_code
 /* Lines "LAYERS CODEC [window=N] [sinks=N] [start=N]", later ones override; every layer must be
  * named at least once. Errors say FILE:LINE. */
 kvs_status kvs__plan_parse_file(kvs__plan_parser *ps, const char *path, kvs_err *err);
+/* The same lines as text, ended by newlines or semicolons. */
+kvs_status kvs__plan_parse_layers(kvs__plan_parser *ps, const char *lines, kvs_err *err);
 
 /* A text that is cut at cap but counted in full. */
 typedef struct kvs__plan_text {

@@ -389,6 +389,58 @@ static void scores(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_
 
 /* -- values */
 
+/* rows[i * dim + d] = tile[d * 16 + i] for all 16 lanes, dim a multiple of 8, in blocks of 4 x 4 that
+ * stay in registers. */
+static void transpose_tile(float *rows, const float *tile, size_t dim)
+{
+    typedef float vec __attribute__((vector_size(16)));
+    for (size_t d = 0; d < dim; d += 4) {
+        for (size_t i = 0; i < KVS__TILE; i += 4) {
+            vec in[4];
+            for (size_t e = 0; e < 4; e++) {
+                memcpy(&in[e], tile + (d + e) * KVS__TILE + i, sizeof in[e]);
+            }
+            vec ab = __builtin_shufflevector(in[0], in[1], 0, 4, 1, 5);
+            vec ef = __builtin_shufflevector(in[0], in[1], 2, 6, 3, 7);
+            vec cd = __builtin_shufflevector(in[2], in[3], 0, 4, 1, 5);
+            vec gh = __builtin_shufflevector(in[2], in[3], 2, 6, 3, 7);
+            vec out[4] = {__builtin_shufflevector(ab, cd, 0, 1, 4, 5),
+                          __builtin_shufflevector(ab, cd, 2, 3, 6, 7),
+                          __builtin_shufflevector(ef, gh, 0, 1, 4, 5),
+                          __builtin_shufflevector(ef, gh, 2, 3, 6, 7)};
+            for (size_t e = 0; e < 4; e++) {
+                memcpy(rows + (i + e) * dim + d, &out[e], sizeof out[e]);
+            }
+        }
+    }
+}
+
+/* n <= V_ROWS values of a latent layer from `slot` on as f32 rows: the first elements of keys. */
+static void latent_rows(const kvs__job *j, const kvs__work *w, const kvs__seg *seg, uint32_t head,
+                        uint64_t slot, size_t n)
+{
+    const kvs__shape *shape = &j->s->fmt.side[KVS__K].shape;
+    size_t dim = j->s->fmt.side[KVS__V].shape.dim;
+    float *rows = w->vt;
+    while (n > 0) {
+        size_t from = slot % KVS__TILE;
+        size_t m = n < KVS__TILE - from ? n : KVS__TILE - from;
+        kvs__planes p = k_planes(j->s, seg, head, slot / KVS__TILE);
+        j->kern->k_tile(w->tmp, shape, &p);
+        if (m == KVS__TILE) {
+            transpose_tile(rows, w->tmp, dim);
+        }
+        for (size_t d = 0; m < KVS__TILE && d < dim; d++) {
+            for (size_t i = 0; i < m; i++) {
+                rows[i * dim + d] = w->tmp[d * KVS__TILE + from + i];
+            }
+        }
+        rows += m * dim;
+        slot += m;
+        n -= m;
+    }
+}
+
 /* acc += P V over positions [pos, pos + n) for rows [r0, r0 + n_rows). */
 static void add_values(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_t r0,
                        uint32_t n_rows, int64_t c0, int64_t pos, uint64_t n)
@@ -400,8 +452,15 @@ static void add_values(const kvs__job *j, const kvs__work *w, uint32_t head, uin
         const kvs__seg *seg = NULL;
         uint64_t slot = 0;
         uint64_t m = locate(j, pos, n < V_ROWS ? n : V_ROWS, &seg, &slot);
-        kvs__planes p = v_planes(j->s, seg, head, slot);
         const float *numer = w->s + (size_t)r0 * KVS__CHUNK + (pos - c0);
+        if (j->s->fmt.n_sides == 1) {
+            latent_rows(j, w, seg, head, slot, (size_t)m);
+            j->kern->pv(acc, dim, numer, KVS__CHUNK, n_rows, w->vt, dim, (size_t)m, dim);
+            pos += (int64_t)m;
+            n -= m;
+            continue;
+        }
+        kvs__planes p = v_planes(j->s, seg, head, slot);
         if (n_rows > DIRECT_ROWS) {
             prefetch(&j->s->fmt.side[KVS__V], p.data, ahead_of(&j->s->fmt.side[KVS__V]), (size_t)m);
         }

@@ -5,6 +5,8 @@
 
 #include <string.h>
 
+#define ROW sizeof(kvs_cache *)
+
 kvs_status kvs__rows_check(const kvs_rows *rows, kvs_err *err)
 {
     if (!rows) {
@@ -45,14 +47,14 @@ static kvs_status make_room(kvs_rows *rows, uint32_t more, kvs_err *err)
         return KVS_OK;
     }
     uint32_t cap = need < rows->cap * 2 ? rows->cap * 2 : need;
-    kvs_cache **row = kvs__calloc(rows->ctx, cap, sizeof *row);
+    kvs_cache **row = kvs__calloc(rows->ctx, cap, ROW);
     if (!row) {
-        return kvs__nomem(err, "state", cap * sizeof *row);
+        return kvs__nomem(err, "state", cap * ROW);
     }
     if (rows->n > 0) {
-        memcpy(row, rows->row, rows->n * sizeof *row);
+        memcpy(row, rows->row, rows->n * ROW);
     }
-    kvs__free(rows->ctx, rows->row, rows->cap * sizeof *row);
+    kvs__free(rows->ctx, rows->row, rows->cap * ROW);
     rows->row = row;
     rows->cap = cap;
     return KVS_OK;
@@ -143,7 +145,7 @@ kvs_status kvs_rows_merge(kvs_ctx *ctx, kvs_cache *const *caches, uint32_t n, kv
         return st;
     }
     if (n > 0) {
-        memcpy(rows->row, caches, n * sizeof *caches);
+        memcpy(rows->row, caches, n * ROW);
     }
     rows->n = n;
     *out = rows;
@@ -158,7 +160,7 @@ void kvs_rows_free(kvs_rows *rows)
     for (uint32_t i = 0; i < rows->n; i++) {
         kvs_cache_free(rows->row[i]);
     }
-    kvs__free(rows->ctx, rows->row, rows->cap * sizeof *rows->row);
+    kvs__free(rows->ctx, rows->row, rows->cap * ROW);
     kvs__free(rows->ctx, rows, sizeof *rows);
 }
 
@@ -190,7 +192,7 @@ kvs_status kvs_rows_extend(kvs_rows *dst, kvs_rows *src, kvs_err *err)
     if (st != KVS_OK || src->n == 0) {
         return st;
     }
-    memcpy(dst->row + dst->n, src->row, src->n * sizeof *src->row);
+    memcpy(dst->row + dst->n, src->row, src->n * ROW);
     dst->n += src->n;
     src->n = 0;
     return KVS_OK;
@@ -224,13 +226,13 @@ kvs_status kvs_rows_filter(kvs_rows *rows, const uint32_t *keep, uint32_t n, kvs
     if (st != KVS_OK) {
         return st;
     }
-    kvs_cache **row = kvs__calloc(rows->ctx, n ? n : 1, sizeof *row);
+    kvs_cache **row = kvs__calloc(rows->ctx, n ? n : 1, ROW);
     if (!row) {
-        return kvs__nomem(err, "state", n * sizeof *row);
+        return kvs__nomem(err, "state", n * ROW);
     }
     st = check_keep(rows, keep, n, err);
     if (st != KVS_OK) {
-        kvs__free(rows->ctx, row, (n ? n : 1) * sizeof *row);
+        kvs__free(rows->ctx, row, (n ? n : 1) * ROW);
         return st;
     }
     for (uint32_t i = 0; i < n; i++) {
@@ -244,7 +246,7 @@ kvs_status kvs_rows_filter(kvs_rows *rows, const uint32_t *keep, uint32_t n, kvs
     for (uint32_t i = 0; i < n; i++) {
         row[i]->mark = false;
     }
-    kvs__free(rows->ctx, rows->row, rows->cap * sizeof *rows->row);
+    kvs__free(rows->ctx, rows->row, rows->cap * ROW);
     rows->row = row;
     rows->cap = n ? n : 1;
     rows->n = n;
@@ -265,7 +267,7 @@ static kvs_cache *take_row(kvs_rows *rows, uint32_t row)
 {
     kvs_cache *c = rows->row[row];
     rows->n--;
-    memmove(rows->row + row, rows->row + row + 1, (rows->n - row) * sizeof *rows->row);
+    memmove(rows->row + row, rows->row + row + 1, (rows->n - row) * ROW);
     return c;
 }
 

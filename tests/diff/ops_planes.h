@@ -25,7 +25,8 @@ static inline void planes_alloc(planes_buf *b, const kvs_layer_spec *s, bool den
         size_t dim = side ? s->v_dim : s->k_dim;
         size_t eb = c.dtype == KVS_F32 ? 4 : 2;
         void **p = side ? b->p.v : b->p.k;
-        size_t rows = (size_t)n * s->n_kv_heads;
+        bool none = side && s->kind == KVS_LAYER_LATENT;
+        size_t rows = none ? 0 : (size_t)n * s->n_kv_heads;
         b->bytes[side * 3] = rows * (c.bits ? dim * c.bits / 8 : dim * eb);
         b->bytes[side * 3 + 1] = c.bits ? rows * (dim / c.group) * eb : 0;
         b->bytes[side * 3 + 2] = b->bytes[side * 3 + 1];

@@ -77,6 +77,54 @@ static void test_a_fork_at_the_end_of_a_segment(void **state)
     kvs_ctx_free(ctx);
 }
 
+/* Who is alone with a segment owns it, and goes on in it beside a view. */
+static void test_the_last_holder_owns(void **state)
+{
+    (void)state;
+    kvs_ctx *ctx = rig_ctx(1, 0);
+    kvs_layer_spec s = f16_spec();
+    kvs_cache *a = rig_solo(ctx, &s, 1, 100, 1);
+    kvs_cache *b = NULL;
+    kvs_view *v = NULL;
+    assert_int_equal(kvs_cache_fork(a, KVS_ALL_TOKENS, &b, NULL), KVS_OK);
+    kvs_cache_free(a);
+    assert_int_equal(kvs_view_new(b, 0, &v, NULL), KVS_OK);
+    size_t live = rig_live(ctx);
+    rig_fill(b, 0, 50, 10, 1);
+    assert_int_equal(rig_live(ctx), live);
+    kvs_cache *solo = rig_solo(ctx, &s, 1, 150, 1);
+    assert_true(rig_alike(b, solo, 0));
+    kvs_view_free(v);
+    kvs_cache_free(b);
+    kvs_cache_free(solo);
+    kvs_ctx_free(ctx);
+}
+
+/* Forks of a ring that has not all its sinks yet: each side gets its own. */
+static void test_forks_among_sinks(void **state)
+{
+    (void)state;
+    kvs_ctx *ctx = rig_ctx(1, 0);
+    kvs_layer_spec s = rig_ring(rig_spec(1, 32, 32, "q8:32", "f16"), 5, 6, 3);
+    for (uint32_t n = 1; n < 8; n++) {
+        kvs_cache *a = rig_solo(ctx, &s, 1, n, 1);
+        kvs_cache *b = NULL;
+        kvs_cache *sa = rig_solo(ctx, &s, 1, n + 40, 1);
+        kvs_cache *sb = rig_solo(ctx, &s, 1, n, 1);
+        assert_int_equal(kvs_cache_fork(a, KVS_ALL_TOKENS, &b, NULL), KVS_OK);
+        rig_fill(b, 0, 40, 3, 2);
+        rig_fill(a, 0, 40, 3, 1);
+        rig_fill(sb, 0, 40, 3, 2);
+        assert_true(rig_alike(a, sa, 0)); /* the read sees the sinks */
+        assert_true(rig_alike(b, sb, 0));
+        kvs_cache_free(a);
+        kvs_cache_free(b);
+        kvs_cache_free(sa);
+        kvs_cache_free(sb);
+    }
+    kvs_ctx_free(ctx);
+}
+
 /* Forks at every length around tiles and segments, both sides going on differently. */
 static void test_forks_at_every_length(void **state)
 {
@@ -559,6 +607,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_fork_shares_and_pays_for_what_it_adds),
         cmocka_unit_test(test_a_fork_at_the_end_of_a_segment),
+        cmocka_unit_test(test_the_last_holder_owns),
+        cmocka_unit_test(test_forks_among_sinks),
         cmocka_unit_test(test_forks_at_every_length),
         cmocka_unit_test(test_a_long_line_of_forks),
         cmocka_unit_test(test_fork_refusals),
