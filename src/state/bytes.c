@@ -150,13 +150,14 @@ static kvs__store *import_target(kvs__layer *l, int64_t at, uint64_t n, kvs_err 
 static kvs_status check_import(const kvs__store *s, int64_t at, uint64_t n, const kvs_planes *p,
                                kvs_err *err)
 {
-    bool ring = s->layout == KVS_LAYOUT_RING;
+    bool ring = kvs__store_slides(s);
     if (at != s->len &&
         !(ring && at > s->len && at >= (int64_t)s->sinks && s->len >= (int64_t)s->sinks)) {
         return kvs__fail(err, KVS_E_RANGE, "state", "import at %lld into a layer of %lld tokens",
                          (long long)at, (long long)s->len);
     }
-    if (ring && n > s->ring_cap) {
+    bool paged = s->layout == KVS_LAYOUT_PAGED;
+    if (ring && (paged ? kvs__paged_oldest(s, at + (int64_t)n) > at : n > s->ring_cap)) {
         return kvs__fail(err, KVS_E_LIMIT, "state", "import of %llu tokens into a ring of %llu",
                          (unsigned long long)n, (unsigned long long)s->ring_cap);
     }
@@ -255,11 +256,15 @@ kvs_status kvs_cache_convert(kvs_cache *c, uint32_t layer, const kvs_codec *k, c
     if (st != KVS_OK) {
         return st;
     }
+    bool latent = l->spec.kind == KVS_LAYER_LATENT;
+    v = latent ? &l->spec.v : v;
     if (!k || !v) {
         return kvs__fail(err, KVS_E_INVAL, "state", "%s is NULL", k ? "v" : "k");
     }
     st = kvs_codec_check(k, l->spec.k_dim, err);
-    st = st == KVS_OK ? kvs_codec_check(v, l->spec.v_dim, err) : st;
+    if (st == KVS_OK) {
+        st = latent ? kvs__latent_check(&l->spec, k, err) : kvs_codec_check(v, l->spec.v_dim, err);
+    }
     if (st != KVS_OK || (same_codec(k, &l->spec.k) && same_codec(v, &l->spec.v))) {
         return st;
     }
@@ -267,14 +272,16 @@ kvs_status kvs_cache_convert(kvs_cache *c, uint32_t layer, const kvs_codec *k, c
     to.spec.k = *k;
     to.spec.v = *v;
     kvs__store_init(&to.main, &to.spec, k, v, l->reserve);
+    if (to.spec.layout == KVS_LAYOUT_PAGED) {
+        kvs__paged_init(&to.main, l->main.pages, l->main.block);
+    }
     size_t scratch = 0;
     if (!kvs__layer_scratch(&to, kvs__ctx_threads(c->ctx), &scratch)) {
         return kvs__fail(err, KVS_E_RANGE, "state", "layer %u: scratch overflows", layer);
     }
     st = kvs__ctx_scratch_reserve(c->ctx, scratch, err);
     if (st == KVS_OK && l->main.n_segs > 0) {
-        uint64_t n = (uint64_t)l->main.len;
-        st = kvs__store_reserve(c->ctx, &to.main, 0, n ? n : 1, err);
+        st = kvs__store_reserve_like(c->ctx, &to.main, &l->main, l->main.len ? 0 : 1, err);
     }
     if (st != KVS_OK) {
         kvs__store_drop(c->ctx, &to.main);

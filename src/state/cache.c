@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "state/layer.h"
+#include "state/pages_priv.h"
 #include "state/round.h"
 
 #define MAX_HEADS  65536u
@@ -18,7 +18,7 @@ static kvs_status check_layer_shape(const kvs_layer_spec *s, uint32_t i, kvs_err
         return kvs__fail(err, KVS_E_INVAL, "state", "layer %u: n_kv_heads %u is not in 1..%u", i,
                          s->n_kv_heads, MAX_HEADS);
     }
-    if ((unsigned)s->layout > KVS_LAYOUT_RING) {
+    if ((unsigned)s->layout > KVS_LAYOUT_PAGED) {
         return kvs__fail(err, KVS_E_INVAL, "state", "layer %u: layout %d is none of kvs_layout", i,
                          (int)s->layout);
     }
@@ -48,17 +48,44 @@ static kvs_status check_side(const kvs_codec *codec, uint32_t dim, const char *s
     return kvs__fail(err, st, "state", "layer %u %s: %.180s", i, side, inner.msg);
 }
 
+kvs_status kvs__latent_check(const kvs_layer_spec *s, const kvs_codec *k, kvs_err *err)
+{
+    if (s->n_kv_heads != 1) {
+        return kvs__fail(err, KVS_E_INVAL, "state", "a latent row has one head, not %u",
+                         s->n_kv_heads);
+    }
+    if (s->v_dim < 16 || s->v_dim > s->k_dim || s->v_dim % 8 != 0) {
+        return kvs__fail(err, KVS_E_INVAL, "state",
+                         "v_dim %u of a latent row of %u is no multiple of 8 in 16..%u", s->v_dim,
+                         s->k_dim, s->k_dim);
+    }
+    uint32_t turned = s->k_dim & (0u - s->k_dim); /* elements rotated together */
+    if (k->bits && k->rotate && s->v_dim % turned != 0) {
+        return kvs__fail(err, KVS_E_UNSUPPORTED, "state",
+                         "the value, %u elements of a latent row, cuts a rotated block of %u",
+                         s->v_dim, turned);
+    }
+    return KVS_OK;
+}
+
 static kvs_status check_spec(const kvs_layer_spec *s, uint32_t i, kvs_err *err)
 {
     kvs_status st = check_layer_shape(s, i, err);
-    bool borrow = s->kind == KVS_LAYER_BORROW;
-    if (st == KVS_OK && !borrow && (s->kind != KVS_LAYER_ATTENTION || s->donor != 0)) {
+    bool latent = s->kind == KVS_LAYER_LATENT;
+    bool keys = s->kind == KVS_LAYER_ATTENTION || latent;
+    if (st == KVS_OK && (!keys || s->donor != 0)) {
         st = kvs__fail(err, KVS_E_UNSUPPORTED, "state",
                        "layer %u: kind %d with donor %u is not supported", i, (int)s->kind,
                        s->donor);
     }
     st = st == KVS_OK ? check_side(&s->k, s->k_dim, "K", i, err) : st;
-    st = st == KVS_OK ? check_side(&s->v, s->v_dim, "V", i, err) : st;
+    if (st == KVS_OK && latent) {
+        kvs_err inner = {KVS_OK, 0, "", ""};
+        st = kvs__latent_check(s, &s->k, &inner);
+        st = st == KVS_OK ? st : kvs__fail(err, st, "state", "layer %u: %.180s", i, inner.msg);
+    } else {
+        st = st == KVS_OK ? check_side(&s->v, s->v_dim, "V", i, err) : st;
+    }
     if (st == KVS_OK && s->dense_until > 0) {
         kvs_codec dense = KVS_CODEC_DENSE(s->dense_dtype);
         st = check_side(&dense, s->k_dim, "dense", i, err);
@@ -124,13 +151,22 @@ static kvs_status read_spec(const kvs_cache_opts *o, uint32_t i, kvs_layer_spec 
                        out->reserved);
     }
     if (st == KVS_OK && out->kind == KVS_LAYER_BORROW) {
-        st = borrow_spec(o, i, out, err);
+        return borrow_spec(o, i, out, err); /* checked as its donor, a lower layer */
     }
     return st == KVS_OK ? check_spec(out, i, err) : st;
 }
 
-static void layer_init(kvs__layer *l, const kvs_layer_spec *spec, uint64_t reserve)
+static uint32_t block_of(const kvs_cache_opts *o)
 {
+    if (o->pages) {
+        return kvs__pages_block(o->pages);
+    }
+    return o->block_tokens ? o->block_tokens : KVS__PAGE_BLOCK;
+}
+
+static void layer_init(kvs__layer *l, const kvs_layer_spec *spec, const kvs_cache_opts *o)
+{
+    uint64_t reserve = o->reserve_tokens;
     memset(l, 0, sizeof *l);
     l->spec = *spec;
     l->reserve = spec->kind == KVS_LAYER_BORROW ? 0 : reserve;
@@ -142,9 +178,40 @@ static void layer_init(kvs__layer *l, const kvs_layer_spec *spec, uint64_t reser
         uint64_t most = reserve < spec->dense_until ? reserve : spec->dense_until;
         kvs__store_init(&l->early, spec, &dense, &dense, most);
     }
+    if (spec->layout == KVS_LAYOUT_PAGED) {
+        kvs__paged_init(&l->main, o->pages, block_of(o));
+        kvs__paged_init(&l->early, o->pages, block_of(o));
+    }
 }
 
-static kvs_status read_opts(const kvs_cache_opts *opts, kvs_cache_opts *o, kvs_err *err)
+kvs_status kvs__cache_read_layer(const kvs_cache_opts *o, uint32_t i, kvs__layer *out, kvs_err *err)
+{
+    kvs_layer_spec spec;
+    kvs_status st = read_spec(o, i, &spec, err);
+    if (st == KVS_OK) {
+        layer_init(out, &spec, o);
+    }
+    return st;
+}
+
+static kvs_status check_pages(const kvs_cache_opts *o, kvs_err *err)
+{
+    if (o->reserved_pages != 0) {
+        return kvs__fail(err, KVS_E_UNSUPPORTED, "state", "reserved_pages is %u, not 0",
+                         o->reserved_pages);
+    }
+    if (o->block_tokens > KVS__PAGE_MOST) {
+        return kvs__fail(err, KVS_E_INVAL, "state", "block_tokens %u is above %u", o->block_tokens,
+                         KVS__PAGE_MOST);
+    }
+    if (o->pages && o->block_tokens && o->block_tokens != kvs__pages_block(o->pages)) {
+        return kvs__fail(err, KVS_E_INVAL, "state", "block_tokens %u, the pool's are %u",
+                         o->block_tokens, kvs__pages_block(o->pages));
+    }
+    return KVS_OK;
+}
+
+kvs_status kvs__cache_read_opts(const kvs_cache_opts *opts, kvs_cache_opts *o, kvs_err *err)
 {
     if (!opts) {
         return kvs__fail(err, KVS_E_INVAL, "state", "opts is NULL");
@@ -161,7 +228,7 @@ static kvs_status read_opts(const kvs_cache_opts *opts, kvs_cache_opts *o, kvs_e
         return kvs__fail(err, KVS_E_RANGE, "state", "reserve_tokens %llu is too large",
                          (unsigned long long)o->reserve_tokens);
     }
-    return KVS_OK;
+    return check_pages(o, err);
 }
 
 /* Tokens that the layer's segments have room for once it holds n: the reservation at least. */
@@ -196,13 +263,11 @@ static kvs_status plan_layers(const kvs_cache_opts *o, uint64_t n_tokens, size_t
 {
     *sum = head_bytes(o->n_layers);
     for (uint32_t i = 0; i < o->n_layers; i++) {
-        kvs_layer_spec spec;
-        kvs_status st = read_spec(o, i, &spec, err);
+        kvs__layer l;
+        kvs_status st = kvs__cache_read_layer(o, i, &l, err);
         if (st != KVS_OK) {
             return st;
         }
-        kvs__layer l;
-        layer_init(&l, &spec, o->reserve_tokens);
         size_t bytes = 0;
         if (!layer_planned(&l, n_tokens, &bytes) || !kvs__add_size(*sum, bytes, sum)) {
             return kvs__fail(err, KVS_E_RANGE, "state",
@@ -220,7 +285,7 @@ kvs_status kvs_cache_plan(const kvs_cache_opts *opts, uint64_t n_tokens, size_t 
                           size_t *layer_bytes, kvs_err *err)
 {
     kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
-    kvs_status st = read_opts(opts, &o, err);
+    kvs_status st = kvs__cache_read_opts(opts, &o, err);
     if (st != KVS_OK) {
         return st;
     }
@@ -253,13 +318,8 @@ static kvs_status init_layers(kvs_cache *c, const kvs_cache_opts *o, kvs_err *er
 {
     size_t scratch = 0;
     for (uint32_t i = 0; i < o->n_layers; i++) {
-        kvs_layer_spec spec;
-        kvs_status st = read_spec(o, i, &spec, err);
-        if (st != KVS_OK) {
-            return st;
-        }
-        layer_init(&c->layer[i], &spec, o->reserve_tokens);
-        st = reserve_first(c->ctx, &c->layer[i], err);
+        kvs_status st = kvs__cache_read_layer(o, i, &c->layer[i], err);
+        st = st == KVS_OK ? reserve_first(c->ctx, &c->layer[i], err) : st;
         if (st != KVS_OK) {
             return st;
         }
@@ -272,6 +332,47 @@ static kvs_status init_layers(kvs_cache *c, const kvs_cache_opts *o, kvs_err *er
     return kvs__ctx_scratch_reserve(c->ctx, scratch, err);
 }
 
+static kvs_status any_paged(const kvs_cache_opts *o, bool *out, kvs_err *err)
+{
+    *out = false;
+    for (uint32_t i = 0; i < o->n_layers; i++) {
+        kvs_layer_spec s;
+        kvs_status st = read_spec(o, i, &s, err);
+        if (st != KVS_OK) {
+            return st;
+        }
+        *out = *out || s.layout == KVS_LAYOUT_PAGED;
+    }
+    return KVS_OK;
+}
+
+/* The pool given, or one of the cache's own where a layer needs one. */
+static kvs_status join_pages(kvs_cache *c, kvs_cache_opts *o, kvs_err *err)
+{
+    bool paged = false;
+    kvs_status st = any_paged(o, &paged, err);
+    if (st != KVS_OK || !paged) {
+        return st;
+    }
+    if (o->pages) {
+        if (kvs__pages_ctx(o->pages) != c->ctx) {
+            return kvs__fail(err, KVS_E_INVAL, "state", "the pool belongs to another context");
+        }
+        c->pages = o->pages;
+        kvs__pages_join(c->pages);
+        return KVS_OK;
+    }
+    kvs_pages_opts p = KVS_PAGES_OPTS_INIT;
+    p.block_tokens = o->block_tokens;
+    st = kvs_pages_new(c->ctx, &p, &c->pages, err);
+    if (st == KVS_OK) {
+        kvs__pages_join(c->pages);
+        kvs_pages_free(c->pages); /* it goes with the cache and its views */
+        o->pages = c->pages;
+    }
+    return st;
+}
+
 kvs_status kvs_cache_new(kvs_ctx *ctx, const kvs_cache_opts *opts, kvs_cache **out, kvs_err *err)
 {
     if (!ctx || !out) {
@@ -279,7 +380,7 @@ kvs_status kvs_cache_new(kvs_ctx *ctx, const kvs_cache_opts *opts, kvs_cache **o
     }
     *out = NULL;
     kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
-    kvs_status st = read_opts(opts, &o, err);
+    kvs_status st = kvs__cache_read_opts(opts, &o, err);
     if (st != KVS_OK) {
         return st;
     }
@@ -294,7 +395,8 @@ kvs_status kvs_cache_new(kvs_ctx *ctx, const kvs_cache_opts *opts, kvs_cache **o
         return kvs__nomem(err, "state", o.n_layers * sizeof *c->layer);
     }
     c->n_layers = o.n_layers;
-    st = init_layers(c, &o, err);
+    st = join_pages(c, &o, err);
+    st = st == KVS_OK ? init_layers(c, &o, err) : st;
     if (st != KVS_OK) {
         kvs_cache_free(c);
         return st;
@@ -310,6 +412,9 @@ void kvs_cache_free(kvs_cache *c)
     }
     for (uint32_t i = 0; i < c->n_layers; i++) {
         kvs__layer_drop(c->ctx, &c->layer[i]);
+    }
+    if (c->pages) {
+        kvs__pages_leave(c->pages);
     }
     kvs__free(c->ctx, c->layer, c->n_layers * sizeof *c->layer);
     kvs__free(c->ctx, c, sizeof *c);
@@ -372,12 +477,26 @@ kvs_status kvs_cache_fork(kvs_cache *src, uint64_t n_tokens, kvs_cache **out, kv
         return kvs__nomem(err, "state", head_bytes(src->n_layers));
     }
     c->ctx = src->ctx;
-    c->n_layers = src->n_layers;
     c->layer = layer;
-    for (uint32_t i = 0; i < src->n_layers; i++) {
+    c->pages = src->pages;
+    if (c->pages) {
+        kvs__pages_join(c->pages);
+    }
+    for (uint32_t i = 0; st == KVS_OK && i < src->n_layers; i++) {
         kvs__layer *l = &src->layer[i];
-        kvs__layer_fork(&layer[i], l,
-                        n_tokens == KVS_ALL_TOKENS ? kvs__layer_len(l) : (int64_t)n_tokens);
+        int64_t n = n_tokens == KVS_ALL_TOKENS ? kvs__layer_len(l) : (int64_t)n_tokens;
+        st = kvs__layer_fork(src->ctx, &layer[i], l, n, err);
+        c->n_layers += st == KVS_OK;
+    }
+    if (st != KVS_OK) {
+        for (uint32_t i = 0; i < c->n_layers; i++) {
+            kvs__layer_drop(c->ctx, &layer[i]);
+        }
+        c->n_layers = 0;
+        kvs__free(c->ctx, layer, src->n_layers * sizeof *layer);
+        c->layer = NULL;
+        kvs_cache_free(c);
+        return st;
     }
     *out = c;
     return KVS_OK;
@@ -485,15 +604,16 @@ size_t kvs_cache_signature(const kvs_cache *c, uint32_t layer, char *dst, size_t
     const kvs_layer_spec *s = &c->layer[layer].spec;
     char k[48];
     char v[48];
-    char layout[96] = "grow";
+    const char *slides = s->layout == KVS_LAYOUT_RING ? "ring" : "paged";
+    char layout[96] = "grow"; /* paged without a window, too: the bytes are the same */
     if (s->kind == KVS_LAYER_BORROW) {
         int len = snprintf(dst, n, "borrow layer=%u", s->donor);
         return len < 0 ? 0 : (size_t)len;
     }
     (void)kvs_codec_name(&s->k, k, sizeof k);
     (void)kvs_codec_name(&s->v, v, sizeof v);
-    if (s->layout == KVS_LAYOUT_RING) {
-        (void)snprintf(layout, sizeof layout, "ring window=%u sinks=%u block=%u", s->window,
+    if (kvs__store_slides(&c->layer[layer].main)) {
+        (void)snprintf(layout, sizeof layout, "%s window=%u sinks=%u block=%u", slides, s->window,
                        s->sinks, s->max_block ? s->max_block : 1);
     } else if (s->window > 0) {
         (void)snprintf(layout, sizeof layout, "grow window=%u sinks=%u", s->window, s->sinks);
@@ -505,8 +625,13 @@ size_t kvs_cache_signature(const kvs_cache *c, uint32_t layer, char *dst, size_t
         (void)kvs_codec_name(&d, name, sizeof name);
         (void)snprintf(dense, sizeof dense, " %s<%u", name, s->dense_until);
     }
-    int len = snprintf(dst, n, "%s k=%s v=%s%s heads=%u dims=%u/%u", layout, k, v, dense,
+    int len = 0;
+    if (s->kind == KVS_LAYER_LATENT) {
+        len = snprintf(dst, n, "%s latent=%s%s dims=%u/%u", layout, k, dense, s->k_dim, s->v_dim);
+    } else {
+        len = snprintf(dst, n, "%s k=%s v=%s%s heads=%u dims=%u/%u", layout, k, v, dense,
                        s->n_kv_heads, s->k_dim, s->v_dim);
+    }
     return len < 0 ? 0 : (size_t)len;
 }
 
@@ -535,10 +660,15 @@ kvs_status kvs_cache_reserve(kvs_cache *c, uint32_t layer, uint32_t n_tokens, kv
     uint32_t first = 0;
     uint32_t end = 0;
     kvs_status st = layer_range(c, layer, "reserve", &first, &end, err);
-    for (uint32_t i = first; st == KVS_OK && i < end; i++) {
+    uint32_t i = first;
+    for (; st == KVS_OK && i < end; i++) {
+        kvs__layer_mark(&c->layer[i]);
         if (!borrows(&c->layer[i])) {
             st = kvs__layer_reserve(c->ctx, &c->layer[i], n_tokens, err);
         }
+    }
+    while (st != KVS_OK && i > first) { /* what one row can't use, others can */
+        kvs__layer_undo(c->ctx, &c->layer[--i]);
     }
     return st;
 }
@@ -555,7 +685,7 @@ kvs_status kvs_cache_append(kvs_cache *c, uint32_t layer, const kvs_kv *kv, kvs_
     }
     kvs_kv in = KVS_KV_INIT;
     st = kvs__opts_read(&in, sizeof in, kv, "kvs_kv", err);
-    st = st == KVS_OK ? kvs__kv_check(&in, "kv", err) : st;
+    st = st == KVS_OK ? kvs__kv_check(&in, l->spec.kind, "kv", err) : st;
     return st == KVS_OK ? kvs__layer_append(c->ctx, l, &in, err) : st;
 }
 

@@ -19,13 +19,12 @@
 
 /* Of one layer in an open round. */
 typedef struct kvs__round {
-    int64_t base;     /* length at begin; -1: no round */
-    uint64_t most;    /* tokens that may be appended */
-    bool drafts;      /* some of them can be rejected */
-    bool dense;       /* began with the dense copy: it may be needed again */
-    bool whole;       /* began before the conversion */
-    bool held;        /* the dense copy would have been dropped */
-    uint32_t segs[2]; /* of main and early before begin */
+    int64_t base;  /* length at begin; -1: no round */
+    uint64_t most; /* tokens that may be appended */
+    bool drafts;   /* some of them can be rejected */
+    bool dense;    /* began with the dense copy: it may be needed again */
+    bool whole;    /* began before the conversion */
+    bool held;     /* the dense copy would have been dropped */
 } kvs__round;
 
 struct kvs__round_ops;
@@ -37,6 +36,10 @@ typedef struct kvs__layer {
     uint64_t reserve;
     kvs__store main;
     kvs__store early; /* used when spec.dense_until > 0 */
+    struct {
+        uint32_t n_segs;
+        uint64_t table_cap;
+    } mark[2]; /* of main and early at kvs__layer_mark */
 } kvs__layer;
 
 struct kvs_cache {
@@ -47,6 +50,7 @@ struct kvs_cache {
     bool mark;         /* for the time of a call that looks for doubles (rows.c) */
     uint32_t drafts;   /* of the open round */
     kvs__layer *layer; /* [n_layers] */
+    kvs_pages *pages;  /* of the paged layers, or NULL */
 };
 
 static inline bool kvs__layer_open(const kvs__layer *l)
@@ -65,6 +69,11 @@ kvs_status kvs__cache_closed(const kvs_cache *c, const char *what, kvs_err *err)
 /* KVS_E_STATE if tokens of [.., end) are not committed. */
 kvs_status kvs__layer_committed(const kvs__layer *l, int64_t end, const char *what, kvs_err *err);
 
+/* Options, and layer i as an empty cache has it, checked; of the pool only the block is looked at. */
+kvs_status kvs__cache_read_opts(const kvs_cache_opts *opts, kvs_cache_opts *out, kvs_err *err);
+kvs_status kvs__cache_read_layer(const kvs_cache_opts *o, uint32_t i, kvs__layer *out,
+                                 kvs_err *err);
+
 int64_t kvs__layer_len(const kvs__layer *l);
 /* The store whose tokens answer for the length: main once converted, early before. */
 const kvs__store *kvs__layer_store(const kvs__layer *l);
@@ -82,20 +91,26 @@ void kvs__layer_import(kvs_ctx *ctx, kvs__layer *l, int64_t at, uint64_t n, cons
 void kvs__store_export(const kvs__store *s, int64_t begin, uint64_t n, const kvs_planes *p,
                        uint64_t stride);
 kvs_status kvs__layer_reserve(kvs_ctx *ctx, kvs__layer *l, uint64_t n, kvs_err *err);
+/* Remembers what is held, and gives up what reserves since then have added. */
+void kvs__layer_mark(kvs__layer *l);
+void kvs__layer_undo(kvs_ctx *ctx, kvs__layer *l);
 /* The same for an append in several blocks, each within a ring's max_block. */
 kvs_status kvs__layer_reserve_all(kvs_ctx *ctx, kvs__layer *l, uint64_t n, kvs_err *err);
 /* Reserves, then writes; the write itself cannot fail. */
 kvs_status kvs__layer_append(kvs_ctx *ctx, kvs__layer *l, const kvs_kv *kv, kvs_err *err);
 /* dst: a layer of its own that begins with the first `len` tokens of src (which can rewind there).
- * O(segments); cannot fail. */
-void kvs__layer_fork(kvs__layer *dst, kvs__layer *src, int64_t len);
+ * O(segments). Can fail for a paged table alone; dst holds nothing then. */
+kvs_status kvs__layer_fork(kvs_ctx *ctx, kvs__layer *dst, kvs__layer *src, int64_t len,
+                           kvs_err *err);
 void kvs__layer_drop(kvs_ctx *ctx, kvs__layer *l);
 bool kvs__layer_can_rewind(const kvs__layer *l, uint64_t n);
 void kvs__layer_rewind(kvs_ctx *ctx, kvs__layer *l, uint64_t n);
 kvs_status kvs__layer_attend(kvs_ctx *ctx, const kvs__layer *l, const kvs_attend *desc,
                              kvs_err *err);
-/* Checks a kv against the layer; `what` names it in messages. */
-kvs_status kvs__kv_check(const kvs_kv *kv, const char *what, kvs_err *err);
+/* Checks a kv against the kind of the layer; `what` names it in messages. */
+kvs_status kvs__kv_check(const kvs_kv *kv, kvs_layer_kind kind, const char *what, kvs_err *err);
+/* Can a latent layer of this shape keep its row in codec k? */
+kvs_status kvs__latent_check(const kvs_layer_spec *s, const kvs_codec *k, kvs_err *err);
 /* Scratch of every call on a layer of this spec; part of kvs_cache_new. */
 bool kvs__layer_scratch(const kvs__layer *l, uint32_t n_threads, size_t *bytes);
 

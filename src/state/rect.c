@@ -341,7 +341,7 @@ static void import_values(const kvs_rows *set, const rect *r, uint32_t b)
     const kvs_rect_row *w = &r->rows[b];
     (void)kvs__cache_layer(set->row[b], r->layer, &l, NULL);
     uint64_t most = l->spec.max_block ? l->spec.max_block : 1;
-    most = l->spec.layout == KVS_LAYOUT_RING ? most : INT32_MAX;
+    most = kvs__store_slides(&l->main) ? most : INT32_MAX;
     for (uint64_t at = w->start; at < w->end;) {
         uint64_t n = w->end - at < most ? w->end - at : most;
         kvs_kv kv = KVS_KV_INIT;

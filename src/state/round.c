@@ -9,14 +9,13 @@ static bool kv_can_begin(const kvs__layer *l, uint64_t most, bool drafts)
 {
     (void)drafts;
     uint64_t block = l->spec.max_block ? l->spec.max_block : 1;
-    return l->spec.layout != KVS_LAYOUT_RING || most <= block;
+    return !kvs__store_slides(&l->main) || most <= block;
 }
 
 static kvs_status kv_begin(kvs_ctx *ctx, kvs__layer *l, kvs_err *err)
 {
     bool delayed = l->spec.dense_until > 0;
-    l->round.segs[0] = l->main.n_segs;
-    l->round.segs[1] = l->early.n_segs;
+    kvs__layer_mark(l);
     l->round.whole = delayed && l->main.len == 0;
     l->round.dense = l->round.drafts && (l->round.whole || l->early.len > 0);
     return kvs__layer_reserve(ctx, l, l->round.most, err);
@@ -51,8 +50,7 @@ static void kv_abort(kvs_ctx *ctx, kvs__layer *l)
 static void kv_undo(kvs_ctx *ctx, kvs__layer *l)
 {
     kv_abort(ctx, l);
-    kvs__store_trim(ctx, &l->main, l->round.segs[0]);
-    kvs__store_trim(ctx, &l->early, l->round.segs[1]);
+    kvs__layer_undo(ctx, l);
 }
 
 static size_t kv_retained(const kvs__layer *l)

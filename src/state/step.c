@@ -75,6 +75,8 @@ static void describe(const kvs__store *s, kvs_step *out)
     out->n_inputs = out->n_outputs + (out->fetch == KVS_FETCH_RING ? 1 : 0);
     if (s->layout == KVS_LAYOUT_RING) {
         out->write_slot = (uint64_t)s->len % s->ring_cap;
+    } else if (s->layout == KVS_LAYOUT_PAGED) {
+        out->write_slot = (uint64_t)s->len % s->block;
     } else {
         uint32_t i = s->n_segs - 1;
         while (s->first[i] > s->len) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* store.c: segments and the two layouts (invariants in store.h).
+/* store.c: segments and the layouts grow and ring (invariants in store.h); paged is paged.c.
  *
  * grow: a ladder of segments, each half as large again as all before it. Capacity depends on the
  * token count alone, a token never moves, and views stay valid without copies. Where others read
@@ -41,6 +41,19 @@ void kvs__side_init(kvs__side *side, const kvs_codec *codec, uint32_t dim)
         side->n_units[p] = dim / codec->group;
         side->unit_bytes[p] = dtype_bytes(codec->dtype);
     }
+}
+
+/* V of a latent layer: the first elements of K, in the domain that K is stored in. */
+static void latent_side(kvs__fmt *fmt)
+{
+    const kvs__side *k = &fmt->side[KVS__K];
+    kvs__side *v = &fmt->side[KVS__V];
+    uint32_t dim = v->shape.dim;
+    fmt->n_sides = 1;
+    *v = *k;
+    v->shape.dim = dim;
+    memset(v->n_units, 0, sizeof v->n_units);
+    memset(v->unit_bytes, 0, sizeof v->unit_bytes);
 }
 
 /* Lays the planes out; returns false on overflow. seg may be NULL to get the size alone. */
@@ -127,10 +140,14 @@ void kvs__store_init(kvs__store *s, const kvs_layer_spec *spec, const kvs_codec 
     s->fmt.n_heads = spec->n_kv_heads;
     kvs__side_init(&s->fmt.side[KVS__K], k, spec->k_dim);
     kvs__side_init(&s->fmt.side[KVS__V], v, spec->v_dim);
+    s->fmt.n_sides = KVS__SIDES;
+    if (spec->kind == KVS_LAYER_LATENT) {
+        latent_side(&s->fmt);
+    }
     s->layout = spec->layout;
     s->window = spec->window;
     s->sinks = spec->sinks;
-    if (spec->layout == KVS_LAYOUT_RING) {
+    if (kvs__store_slides(s)) {
         uint64_t block = spec->max_block ? spec->max_block : 1;
         s->ring_cap = round_tile((uint64_t)spec->window - 1 + block);
     } else {
@@ -153,6 +170,9 @@ bool kvs__store_planned(const kvs__store *s, uint64_t n_tokens, size_t *bytes)
 {
     size_t sum = 0;
     size_t one = 0;
+    if (s->layout == KVS_LAYOUT_PAGED) {
+        return kvs__paged_planned(s, n_tokens, bytes);
+    }
     if (s->layout == KVS_LAYOUT_RING) {
         if (!kvs__seg_size(&s->fmt, s->ring_cap, &sum)) {
             return false;
@@ -180,6 +200,9 @@ bool kvs__store_planned(const kvs__store *s, uint64_t n_tokens, size_t *bytes)
 size_t kvs__store_bytes(const kvs__store *s)
 {
     size_t sum = 0;
+    if (s->layout == KVS_LAYOUT_PAGED) {
+        return kvs__paged_bytes(s);
+    }
     for (uint32_t i = 0; i < s->n_segs; i++) {
         sum += s->seg[i]->bytes;
     }
@@ -236,8 +259,12 @@ static kvs_status unshare(kvs_ctx *ctx, kvs__store *s, uint32_t i, kvs_err *err)
     return KVS_OK;
 }
 
-void kvs__store_trim(kvs_ctx *ctx, kvs__store *s, uint32_t n_segs)
+void kvs__store_trim(kvs_ctx *ctx, kvs__store *s, uint32_t n_segs, uint64_t table_cap)
 {
+    if (s->layout == KVS_LAYOUT_PAGED) {
+        kvs__paged_give_back(ctx, s, n_segs, table_cap);
+        return;
+    }
     while (s->n_segs > n_segs) {
         s->n_segs--;
         kvs__seg_unref(ctx, s->seg[s->n_segs]);
@@ -319,11 +346,11 @@ static kvs_status restart(kvs_ctx *ctx, kvs__store *s, int64_t cut, uint64_t end
         st = too_many(end, err);
     }
     if (st != KVS_OK) {
-        kvs__store_trim(ctx, &to, 0);
+        kvs__store_trim(ctx, &to, 0, 0);
         return st;
     }
     copy_tokens(s, cut, len, to.seg[0], cut);
-    kvs__store_trim(ctx, s, keep);
+    kvs__store_trim(ctx, s, keep, 0);
     for (uint32_t i = 0; i < to.n_segs; i++) {
         s->seg[keep + i] = to.seg[i];
         s->first[keep + i] = to.first[i];
@@ -349,10 +376,10 @@ static kvs_status reserve_grow(kvs_ctx *ctx, kvs__store *s, int64_t at, uint64_t
         st = climb(ctx, s, end, 0, err);
     }
     if (st != KVS_OK && st != KVS_E_LIMIT) {
-        kvs__store_trim(ctx, s, had);
+        kvs__store_trim(ctx, s, had, 0);
     } else if (st == KVS_E_LIMIT) {
         /* a branch of a branch of ...: the upper half of the list becomes one segment */
-        kvs__store_trim(ctx, s, had);
+        kvs__store_trim(ctx, s, had, 0);
         st = had > FOLD_AT ? restart(ctx, s, s->first[FOLD_AT], end, err) : st;
     }
     return st;
@@ -390,6 +417,9 @@ static kvs_status reserve_ring(kvs_ctx *ctx, kvs__store *s, kvs_err *err)
 
 kvs_status kvs__store_reserve(kvs_ctx *ctx, kvs__store *s, int64_t at, uint64_t n, kvs_err *err)
 {
+    if (s->layout == KVS_LAYOUT_PAGED) {
+        return kvs__paged_reserve(ctx, s, at, n, err);
+    }
     int64_t end = at + (int64_t)n;
     if (s->layout == KVS_LAYOUT_GROW) {
         return reserve_grow(ctx, s, at, (uint64_t)end, err);
@@ -402,9 +432,17 @@ kvs_status kvs__store_reserve(kvs_ctx *ctx, kvs__store *s, int64_t at, uint64_t 
         }
     }
     if (st != KVS_OK) {
-        kvs__store_trim(ctx, s, had);
+        kvs__store_trim(ctx, s, had, 0);
     }
     return st;
+}
+
+kvs_status kvs__store_reserve_like(kvs_ctx *ctx, kvs__store *dst, const kvs__store *src,
+                                   uint64_t extra, kvs_err *err)
+{
+    /* blocks that src let go of are not taken again for dst */
+    int64_t at = dst->layout == KVS_LAYOUT_PAGED ? src->lo : 0;
+    return kvs__store_reserve(ctx, dst, at, (uint64_t)(src->len - at) + extra, err);
 }
 
 kvs_status kvs__store_tail(kvs_ctx *ctx, const kvs__store *s, uint64_t n, kvs__store *out,
@@ -430,6 +468,10 @@ kvs_status kvs__store_tail(kvs_ctx *ctx, const kvs__store *s, uint64_t n, kvs__s
 
 void kvs__store_advance(kvs__store *s, uint64_t n)
 {
+    if (s->layout == KVS_LAYOUT_PAGED) {
+        kvs__paged_advance(s, n);
+        return;
+    }
     s->len += (int64_t)n;
     if (s->layout == KVS_LAYOUT_RING && s->len - s->lo > (int64_t)s->ring_cap) {
         s->lo = s->len - (int64_t)s->ring_cap;
@@ -438,6 +480,10 @@ void kvs__store_advance(kvs__store *s, uint64_t n)
 
 void kvs__store_jump(kvs__store *s, int64_t at)
 {
+    if (s->layout == KVS_LAYOUT_PAGED) {
+        kvs__paged_jump(s, at);
+        return;
+    }
     s->lo = at;
     s->len = at;
 }
@@ -452,6 +498,10 @@ bool kvs__store_can_rewind(const kvs__store *s, int64_t len)
 
 void kvs__store_rewind(kvs__store *s, int64_t len)
 {
+    if (s->layout == KVS_LAYOUT_PAGED) {
+        kvs__paged_rewind(s, len);
+        return;
+    }
     s->len = len;
     if (s->lo > len) {
         s->lo = len;
@@ -460,6 +510,10 @@ void kvs__store_rewind(kvs__store *s, int64_t len)
 
 void kvs__store_drop(kvs_ctx *ctx, kvs__store *s)
 {
+    if (s->layout == KVS_LAYOUT_PAGED) {
+        kvs__paged_drop(ctx, s);
+        return;
+    }
     for (uint32_t i = 0; i < s->n_segs; i++) {
         kvs__seg_unref(ctx, s->seg[i]);
         s->seg[i] = NULL;
@@ -476,7 +530,7 @@ void kvs__store_empty(kvs_ctx *ctx, kvs__store *s)
         kvs__store_drop(ctx, s);
         return;
     }
-    kvs__store_trim(ctx, s, 1);
+    kvs__store_trim(ctx, s, 1, 0);
     s->len = 0;
     s->lo = 0;
     s->base = 0;
@@ -505,6 +559,15 @@ uint64_t kvs__store_locate(const kvs__store *s, int64_t pos, uint64_t most, cons
         *seg = s->seg[i];
         *slot = (uint64_t)(pos - s->first[i]);
         return least(run, (uint64_t)(seg_end(s, i) - pos));
+    }
+    if (s->layout == KVS_LAYOUT_PAGED) {
+        uint64_t b = s->shift ? (uint64_t)pos >> s->shift : (uint64_t)pos / s->block;
+        *seg = s->table[b < s->n_sink ? b : s->n_sink + b - s->front];
+        *slot = (uint64_t)pos - b * s->block;
+        if (pos < s->lo) { /* what lies between the sinks and lo is not held */
+            run = least(run, least((uint64_t)s->sinks, (uint64_t)s->lo) - (uint64_t)pos);
+        }
+        return least(run, s->block - *slot);
     }
     if (pos >= s->lo) {
         *seg = s->seg[0];
@@ -544,20 +607,28 @@ static void share(kvs__store *dst, kvs__store *src, int64_t len)
     }
 }
 
-void kvs__store_pin(kvs__store *dst, kvs__store *src)
+kvs_status kvs__store_pin(kvs_ctx *ctx, kvs__store *dst, kvs__store *src, kvs_err *err)
 {
+    if (src->layout == KVS_LAYOUT_PAGED) {
+        return kvs__paged_fork(ctx, src, src->len, dst, err);
+    }
     share(dst, src, src->len);
+    return KVS_OK;
 }
 
-void kvs__store_fork(kvs__store *dst, kvs__store *src, int64_t len)
+kvs_status kvs__store_fork(kvs_ctx *ctx, kvs__store *dst, kvs__store *src, int64_t len,
+                           kvs_err *err)
 {
+    if (src->layout == KVS_LAYOUT_PAGED) {
+        return kvs__paged_fork(ctx, src, len, dst, err);
+    }
     if (len == 0) { /* nothing to share: as new */
         *dst = *src;
         dst->n_segs = 0;
         dst->lo = 0;
         dst->len = 0;
         dst->base = 0;
-        return;
+        return KVS_OK;
     }
     share(dst, src, len);
     memset(dst->owned, 0, sizeof dst->owned);
@@ -565,4 +636,5 @@ void kvs__store_fork(kvs__store *dst, kvs__store *src, int64_t len)
     if (dst->layout == KVS_LAYOUT_GROW) {
         dst->base = seg_end(dst, dst->n_segs - 1);
     }
+    return KVS_OK;
 }

@@ -36,6 +36,7 @@ static int verify(run *r)
 {
     kvs_ctx_stats s = KVS_CTX_STATS_INIT;
     CHECK(kvs_ctx_get_stats(r->ctx, &s) == KVS_OK && s.live_bytes == r->heap.live, "live bytes");
+    CHECK(kvs__pages_check(r->pages), "the pool's invariants");
     return verify_set(r, &r->set[0]) || verify_set(r, &r->set[1]);
 }
 
@@ -103,6 +104,10 @@ static void draw_layer(run *r, uint32_t i, kvs_layer_spec *s)
     s->max_block = kind >= 2 ? 1 + shape / 8 % 7 : 0;
     s->dense_until = shape % 5 == 0 ? 1 + shape / 5 % 24 : 0;
     s->dense_dtype = (kvs_dtype)(shape % 3);
+    if (byte(r) % 3 == 0) {
+        s->layout = KVS_LAYOUT_PAGED;
+        s->max_block = s->window ? 1 + shape / 8 % 7 : 0;
+    }
 }
 
 static void draw_geometry(run *r)
@@ -702,6 +707,11 @@ static bool start(run *r, uint32_t tiers_off)
     if (kvs_ctx_new(&o, &r->ctx, NULL) != KVS_OK) {
         return false;
     }
+    uint32_t size = byte(r);
+    r->pages = ops_pool(r->ctx, size, size / 8, 0);
+    if (!r->pages) {
+        return false;
+    }
     draw_geometry(r);
     for (int i = 0; i < 2; i++) {
         if (kvs_rows_merge(r->ctx, NULL, 0, &r->set[i].rows, NULL) != KVS_OK) {
@@ -731,6 +741,7 @@ static int finish(run *r, int bad)
         }
         kvs_view_free(r->view[i].view);
     }
+    kvs_pages_free(r->pages);
     kvs_ctx_free(r->ctx);
     kvs_ctx_free(r->plain);
     if (!bad && r->heap.live != 0) {

@@ -64,7 +64,8 @@ uint32_t source_of(const run *r, uint32_t layer)
 static uint32_t block_of(const kvs_layer_spec *s)
 {
     uint32_t b = s->max_block ? s->max_block : 1;
-    return s->layout == KVS_LAYOUT_RING ? b : 64;
+    bool paged = s->layout == KVS_LAYOUT_PAGED && s->window > 0;
+    return paged || s->layout == KVS_LAYOUT_RING ? b : 64;
 }
 
 uint32_t row_block(const run *r, const row *m)
@@ -139,6 +140,7 @@ kvs_status new_cache(const run *r, kvs_ctx *ctx, const row *m, uint64_t reserve,
     o.n_layers = r->n_layers;
     o.layers = m->spec;
     o.reserve_tokens = reserve;
+    o.pages = ctx == r->ctx ? r->pages : NULL;
     return kvs_cache_new(ctx, &o, out, NULL);
 }
 

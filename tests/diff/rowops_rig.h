@@ -8,6 +8,7 @@
 
 #include "diff/naive.h"
 #include "diff/ops_heap.h"
+#include "diff/ops_paged.h"
 #include "diff/rowops.h"
 
 enum { MAX_LAYERS = 3, MAX_ROWS = 6, MAX_TOKENS = 420, MAX_VIEWS = 2, MAX_DIM = 32, MAX_HEADS = 2 };
@@ -41,6 +42,7 @@ typedef struct run {
     size_t n;
     heap heap;
     kvs_ctx *ctx;
+    kvs_pages *pages;
     kvs_ctx *plain; /* replays and the model's codec calls */
     uint32_t n_layers;
     bool borrow[MAX_LAYERS];
