@@ -44,7 +44,6 @@ static void place(float *plane, const float *src, uint32_t b, uint64_t start, ui
 static int import(run *r, const set *s, uint32_t layer, const uint32_t *n)
 {
     static box x;
-    uint32_t any = 0;
     open_box(&x, layer);
     memset(x.k, 0x7f, sizeof x.k); /* 3e38: padding that is read shows */
     memset(x.v, 0x7f, sizeof x.v);
@@ -55,7 +54,6 @@ static int import(run *r, const set *s, uint32_t layer, const uint32_t *n)
         (void)token_kv(r, source_of(r, layer), m->tok + m->n, n[b]);
         place(x.k, r->k, b, start, n[b], r->heads[layer], r->k_dim[layer]);
         place(x.v, r->v, b, start, n[b], r->heads[layer], r->v_dim[layer]);
-        any += n[b];
     }
     kvs_status st = kvs_rect_import(s->rows, &x.rect, NULL);
     if (r->borrow[layer]) {
