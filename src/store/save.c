@@ -194,7 +194,9 @@ static kvs_status segment(save *w, kvs__seg_out **out, kvs_err *err)
     kvs__seg_out *last = w->n_segs > 0 ? &w->segs[w->n_segs - 1] : NULL;
     kvs_status st = KVS_OK;
     if (!last || last->at >= KVS__SEG_TARGET) {
-        KVS_ASSERT(w->n_segs < w->segs_cap);
+        if (KVS_NEVER(!w->segs || w->n_segs >= w->segs_cap)) {
+            return kvs__fail(err, KVS_E_INTERNAL, "store", "more segments than were planned");
+        }
         last = &w->segs[w->n_segs];
         st = kvs__seg_begin(w->s, last, err);
         w->n_segs += st == KVS_OK;
