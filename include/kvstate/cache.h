@@ -26,7 +26,9 @@ typedef enum kvs_layout {
 /* What a layer keeps. A kind that a call can't serve is KVS_E_UNSUPPORTED, naming the layer. */
 typedef enum kvs_layer_kind {
     KVS_LAYER_ATTENTION = 0, /* keys and values */
-    KVS_LAYER_LATENT = 1,   /* MLA: one row a token, the key; its first v_dim elements, the value */
+    /* MLA: one row a token, kept once: k_dim elements are the key, the first v_dim of them the
+     * value. One KV head; codec `v` and the v of kvs_kv, kvs_planes and spans are not used. */
+    KVS_LAYER_LATENT = 1,
     KVS_LAYER_BORROW = 2,   /* nothing: reads what layer `donor`, a lower one, keeps */
     KVS_LAYER_RECURRENT = 3 /* a convolution tail and a state of fixed size */
 } kvs_layer_kind;
@@ -100,13 +102,13 @@ KVS_API int64_t kvs_cache_length(const kvs_cache *cache, uint32_t layer);
 /* Bytes held from the allocator by one layer, by all with KVS_ALL_LAYERS. */
 #define KVS_ALL_LAYERS UINT32_MAX
 KVS_API size_t kvs_cache_bytes(const kvs_cache *cache, uint32_t layer);
-/* "grow k=q4 v=q8 heads=8 dims=128/128"; length as snprintf. Layers with one signature hold the
+/* "grow k=q4 v=q8 heads=8 dims=128/128", "grow latent=q8 dims=576/512"; length as snprintf. Layers with one signature hold the
  * same bytes for the same input. */
 KVS_API size_t kvs_cache_signature(const kvs_cache *cache, uint32_t layer, char *dst, size_t n);
 
 /* ---- writing */
 
-/* Keys and values of n_tokens new tokens, position-encoded, element (token t, head h, d) at
+/* Keys and values of n_tokens new tokens (latent layers: keys alone), position-encoded, element (token t, head h, d) at
  * t * token_stride + h * head_stride + d; strides in elements, 0: dense [n_tokens][heads][dim]. */
 typedef struct kvs_kv {
     size_t struct_size;
@@ -265,7 +267,8 @@ KVS_API kvs_status kvs_cache_import(kvs_cache *cache, uint32_t layer, int64_t at
 KVS_API int64_t kvs_cache_oldest(const kvs_cache *cache, uint32_t layer);
 
 /* Re-encodes the live tokens of one layer in other codecs (decoded values, one rounding); the old
- * storage is freed before the call returns, so at most one layer is held twice. */
+ * storage is freed before the call returns, so at most one layer is held twice. Latent layers: v is
+ * not read. */
 KVS_API kvs_status kvs_cache_convert(kvs_cache *cache, uint32_t layer, const kvs_codec *k,
                                      const kvs_codec *v, kvs_err *err);
 

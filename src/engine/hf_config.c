@@ -179,8 +179,6 @@ static const key counts[] = {
     {"moe_intermediate_size", "expert_feed_forward_length"},
     {"n_shared_experts", "expert_shared_count"},
     {"first_k_dense_replace", "leading_dense_block_count"},
-    {"n_group", "expert_group_count"},
-    {"topk_group", "expert_group_used_count"},
     {"q_lora_rank", "attention.q_lora_rank"},
     {"kv_lora_rank", "attention.kv_lora_rank"},
 };
@@ -377,18 +375,15 @@ static void write_experts(writer *w)
     kvs__jval score = get(w, "scoring_func");
     put_u32(w, "expert_gating_func", kvs__json_is(score, "sigmoid") ? 2 : 1);
     kvs__jval method = get(w, "topk_method");
-    if (method.doc && !kvs__json_is(method, "greedy")) {
-        refuse(w, "topk_method", "is not greedy");
-    }
-    uint32_t every = 1;
-    bool sparse =
-        read_u32(w, "decoder_sparse_step", &every) || read_u32(w, "moe_layer_freq", &every);
-    if (sparse && every != 1) {
-        refuse(w, "decoder_sparse_step", "is not 1");
-    }
-    kvs__jval dense = get(w, "mlp_only_layers");
-    if (kvs__json_count(dense) > 0) {
-        refuse(w, "mlp_only_layers", "is not empty");
+    uint32_t groups = 0;
+    uint32_t best = 0;
+    if (kvs__json_is(method, "group_limited_greedy")) {
+        if (read_u32(w, "n_group", &groups) && read_u32(w, "topk_group", &best)) {
+            put_u32(w, "expert_group_count", groups);
+            put_u32(w, "expert_group_used_count", best);
+        }
+    } else if (method.doc && !kvs__json_is(method, "greedy")) {
+        refuse(w, "topk_method", "is neither greedy nor group_limited_greedy");
     }
 }
 

@@ -160,15 +160,17 @@ static found translate(const kvs__hf *hf, const char *name)
     return f;
 }
 
-static const char rope_name[] = "rope_freqs.weight";
-
-bool kvs__hf_rope_tensor(const kvs__hf *hf, kvs__tensor *out)
+bool kvs__hf_rope_tensor(const kvs__hf *hf, size_t i, kvs__tensor *out)
 {
-    if (!hf->rope_factors) {
+    static const char *const names[] = {"rope_freqs.weight", "rope_factors_long.weight",
+                                        "rope_factors_short.weight"};
+    size_t lists = hf->rope_is_long ? 2 : 1;
+    if (!hf->rope_factors || i >= lists) {
         return false;
     }
-    size_t n = hf->n_rope_factors;
-    *out = (kvs__tensor){.name = {rope_name, sizeof rope_name - 1},
+    const char *name = names[hf->rope_is_long ? 1 + i : 0];
+    size_t n = hf->n_rope_factors / lists;
+    *out = (kvs__tensor){.name = {name, strlen(name)},
                          .type_name = "F32",
                          .is_weight = true,
                          .type = KVS__W_F32,
@@ -177,14 +179,25 @@ bool kvs__hf_rope_tensor(const kvs__hf *hf, kvs__tensor *out)
                          .n_rows = 1,
                          .row_bytes = n * sizeof(float),
                          .bytes = n * sizeof(float),
-                         .data = (const uint8_t *)hf->rope_factors};
+                         .data = (const uint8_t *)(hf->rope_factors + i * n)};
     return true;
+}
+
+/* The same by name. */
+static bool find_rope(const kvs__hf *hf, const char *name, kvs__tensor *out)
+{
+    for (size_t i = 0; kvs__hf_rope_tensor(hf, i, out); i++) {
+        if (kvs__str_eq(out->name, name)) {
+            return true;
+        }
+    }
+    return false;
 }
 
 bool kvs__hf_find(const kvs__hf *hf, const char *name, kvs__tensor *out)
 {
-    if (strcmp(name, rope_name) == 0) {
-        return kvs__hf_rope_tensor(hf, out);
+    if (strncmp(name, "rope_", 5) == 0) {
+        return find_rope(hf, name, out);
     }
     found f = translate(hf, name);
     kvs__hf_tensor *t = f.name[0] ? kvs__hf_lookup(hf, f.name, strlen(f.name)) : NULL;

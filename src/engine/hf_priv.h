@@ -41,6 +41,7 @@ struct kvs__hf {
     size_t meta_cap, meta_bytes;
     float *rope_factors; /* [n_rope_factors], divisors of frequencies, made from config.json */
     size_t n_rope_factors;
+    bool rope_is_long; /* two lists: of long contexts, of short ones */
 };
 
 /* hf_shards.c: opens the shards and lists their tensors. `single`: the file's name where the
@@ -60,9 +61,9 @@ kvs_status kvs__hf_write_meta(kvs__hf *hf, kvs_err *err);
 /* The part of config.json that describes the decoder: text_config where there is one. */
 kvs__jval kvs__hf_text_config(const kvs__hf *hf);
 
-/* hf_names.c: the divisors of rotary frequencies as a tensor, the last one; false: there are none.
- */
-bool kvs__hf_rope_tensor(const kvs__hf *hf, kvs__tensor *out);
+/* hf_names.c: the divisors of rotary frequencies, made from config.json, as tensors under the names
+ * that GGUF files have; list i, false past the end. */
+bool kvs__hf_rope_tensor(const kvs__hf *hf, size_t i, kvs__tensor *out);
 
 /* Prefix and head from what is there. */
 kvs_status kvs__hf_find_names(kvs__hf *hf, kvs_err *err);

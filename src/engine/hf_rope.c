@@ -68,7 +68,8 @@ static kvs_status put_numbers(const rope *r)
         {"factor", "rope.scaling.factor"},
         {"beta_fast", "rope.scaling.yarn_beta_fast"},
         {"beta_slow", "rope.scaling.yarn_beta_slow"},
-        {"attention_factor", "rope.scaling.attn_factor"},
+        {"attention_factor", "rope.scaling.attention_factor"},
+        {"partial_rotary_factor", "rope.scaling.partial_rotary_factor"},
         {"mscale", "rope.scaling.mscale"},
         {"mscale_all_dim", "rope.scaling.mscale_all_dim"},
     };
@@ -145,6 +146,43 @@ static kvs_status llama3_factors(rope *r)
     return KVS_OK;
 }
 
+/* A divisor for each pair. */
+static kvs_status read_list(const rope *r, const char *name, float *out, kvs_err *err)
+{
+    kvs__jval list = get(r->scaling, name);
+    size_t n = r->n_rot / 2;
+    size_t have = kvs__json_kind(list) == KVS__JSON_ARRAY ? kvs__json_count(list) : 0;
+    if (have != n) {
+        return kvs__fail(err, KVS_E_FORMAT, "engine",
+                         "config.json: %s has %zu numbers for %zu rotary pairs", name, have, n);
+    }
+    kvs__jval v = {NULL, 0};
+    double x = 0.0;
+    for (size_t i = 0; kvs__json_next(list, &v); i++) {
+        if (!kvs__json_double(v, &x) || !((float)x > 0.0f) || !isfinite((float)x)) {
+            return kvs__fail(err, KVS_E_FORMAT, "engine",
+                             "config.json: %s holds %s %s, not a positive number", name,
+                             kvs__json_kind_name(v), kvs__gguf_quote(kvs__json_raw(v)).text);
+        }
+        out[i] = (float)x;
+    }
+    return KVS_OK;
+}
+
+/* Divisors for long contexts, then for short ones. */
+static kvs_status long_factors(rope *r)
+{
+    size_t n = r->n_rot; /* two lists of half as many */
+    r->hf->rope_factors = kvs__calloc(r->hf->ctx, n, sizeof(float));
+    if (!r->hf->rope_factors) {
+        return kvs__nomem(r->err, "engine", n * sizeof(float));
+    }
+    r->hf->n_rope_factors = n;
+    r->hf->rope_is_long = true;
+    kvs_status st = read_list(r, "long_factor", r->hf->rope_factors, r->err);
+    return st == KVS_OK ? read_list(r, "short_factor", r->hf->rope_factors + n / 2, r->err) : st;
+}
+
 static kvs_status write_scaling(rope *r)
 {
     kvs__jval type = get(r->scaling, "rope_type");
@@ -155,16 +193,22 @@ static kvs_status write_scaling(rope *r)
     if (kvs__json_is(type, "llama3")) {
         return llama3_factors(r);
     }
-    static const char *const known[] = {"linear", "dynamic", "yarn"};
+    static const char *const known[] = {"linear",       "dynamic",  "yarn",
+                                        "proportional", "longrope", "su"};
     for (size_t i = 0; i < KVS_COUNT(known); i++) {
-        if (kvs__json_is(type, known[i])) {
-            kvs_status st = put_type(r, known[i]);
-            return st == KVS_OK ? put_numbers(r) : st;
+        if (!kvs__json_is(type, known[i])) {
+            continue;
         }
+        kvs_status st = put_type(r, known[i]);
+        if (st == KVS_OK) {
+            st = put_numbers(r);
+        }
+        bool is_long = kvs__json_is(type, "longrope") || kvs__json_is(type, "su");
+        return st == KVS_OK && is_long ? long_factors(r) : st;
     }
     return kvs__fail(r->err, KVS_E_UNSUPPORTED, "engine",
-                     "config.json: rope_scaling of type \"%s\"; default, linear, dynamic, yarn and "
-                     "llama3 are read",
+                     "config.json: rope_scaling of type \"%s\"; default, linear, dynamic, yarn, "
+                     "llama3, longrope and proportional are read",
                      kvs__gguf_quote(kvs__json_raw(type)).text);
 }
 

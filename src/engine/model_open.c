@@ -42,11 +42,11 @@ static void fill_info(kvs_model *m)
     }
     info->n_layers = net->n_layers;
     info->d_model = net->d_model;
-    info->d_ff = net->d_ff;
-    info->n_heads = net->n_heads;
-    info->n_kv_heads = net->n_kv_heads;
-    info->k_dim = net->k_dim;
-    info->v_dim = net->v_dim;
+    info->d_ff = net->usual.d_ff;
+    info->n_heads = net->usual.n_heads;
+    info->n_kv_heads = net->usual.n_kv_heads;
+    info->k_dim = net->usual.k_dim;
+    info->v_dim = net->usual.v_dim;
     info->n_vocab = net->n_vocab;
     info->n_ctx_train = net->n_ctx_train;
     for (uint32_t i = 0; i < net->n_layers; i++) {

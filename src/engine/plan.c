@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/net.h"
 #include "engine/plan_parse.h"
 
 #define DEFAULT_BLOCK 512u
@@ -39,12 +40,7 @@ static kvs_status layers_from_model(kvs_plan *p, const kvs_model *model, const k
     p->n_layers = info->n_layers;
     p->n_heads = info->n_heads;
     for (uint32_t i = 0; i < p->n_layers; i++) {
-        kvs_layer_spec s = KVS_LAYER_SPEC_INIT;
-        s.n_kv_heads = info->n_kv_heads;
-        s.k_dim = info->k_dim;
-        s.v_dim = info->v_dim;
-        s.window = kvs_model_window(model, i);
-        p->layers[i] = s;
+        kvs__net_layer_spec(&model->net, i, &p->layers[i]);
     }
     return KVS_OK;
 }
@@ -120,7 +116,7 @@ static kvs_status check_layer(const kvs_plan *p, uint32_t i, kvs_err *err)
     kvs_err e = {KVS_OK, 0, "", ""};
     const char *side = "keys";
     kvs_status st = kvs_codec_check(&s->k, s->k_dim, &e);
-    if (st == KVS_OK) {
+    if (st == KVS_OK && s->kind != KVS_LAYER_LATENT) {
         side = "values";
         st = kvs_codec_check(&s->v, s->v_dim, &e);
     }
@@ -263,7 +259,9 @@ static bool same_spec(const kvs_layer_spec *a, const kvs_layer_spec *b)
     return a->k.bits == b->k.bits && a->k.group == b->k.group && a->k.rotate == b->k.rotate &&
            a->k.dtype == b->k.dtype && a->v.bits == b->v.bits && a->v.group == b->v.group &&
            a->v.rotate == b->v.rotate && a->v.dtype == b->v.dtype && a->layout == b->layout &&
-           a->window == b->window && a->sinks == b->sinks && a->dense_until == b->dense_until;
+           a->window == b->window && a->sinks == b->sinks && a->dense_until == b->dense_until &&
+           a->kind == b->kind && a->n_kv_heads == b->n_kv_heads && a->k_dim == b->k_dim &&
+           a->v_dim == b->v_dim;
 }
 
 /* First layer of group i of equal layers; n_layers past the end. */
@@ -324,11 +322,19 @@ static void put_group(const kvs_plan *p, uint32_t first, kvs__plan_text *t)
     if (s->sinks > 0) {
         kvs__plan_put(t, " sinks %u", s->sinks);
     }
-    kvs__plan_put(t, ", k %s, v %s", k, v);
+    if (s->kind == KVS_LAYER_LATENT) {
+        kvs__plan_put(t, ", latent %s", k);
+    } else {
+        kvs__plan_put(t, ", k %s, v %s", k, v);
+    }
     if (s->dense_until > 0) {
         kvs__plan_put(t, " after %u dense tokens", s->dense_until);
     }
-    kvs__plan_put(t, ", %u heads of %u/%u", s->n_kv_heads, s->k_dim, s->v_dim);
+    if (s->kind == KVS_LAYER_LATENT) {
+        kvs__plan_put(t, ", one row of %u", s->k_dim);
+    } else {
+        kvs__plan_put(t, ", %u heads of %u/%u", s->n_kv_heads, s->k_dim, s->v_dim);
+    }
 }
 
 size_t kvs_plan_line(const kvs_plan *p, uint32_t i, char *dst, size_t n)

@@ -227,11 +227,15 @@ kvs_status kvs_cache_convert(kvs_cache *c, uint32_t layer, const kvs_codec *k, c
     if (st != KVS_OK) {
         return st;
     }
+    bool latent = l->spec.kind == KVS_LAYER_LATENT;
+    v = latent ? &l->spec.v : v;
     if (!k || !v) {
         return kvs__fail(err, KVS_E_INVAL, "state", "%s is NULL", k ? "v" : "k");
     }
     st = kvs_codec_check(k, l->spec.k_dim, err);
-    st = st == KVS_OK ? kvs_codec_check(v, l->spec.v_dim, err) : st;
+    if (st == KVS_OK) {
+        st = latent ? kvs__latent_check(&l->spec, k, err) : kvs_codec_check(v, l->spec.v_dim, err);
+    }
     if (st != KVS_OK || (same_codec(k, &l->spec.k) && same_codec(v, &l->spec.v))) {
         return st;
     }

@@ -47,10 +47,31 @@ static kvs_status check_side(const kvs_codec *codec, uint32_t dim, const char *s
     return kvs__fail(err, st, "state", "layer %u %s: %.180s", i, side, inner.msg);
 }
 
+kvs_status kvs__latent_check(const kvs_layer_spec *s, const kvs_codec *k, kvs_err *err)
+{
+    if (s->n_kv_heads != 1) {
+        return kvs__fail(err, KVS_E_INVAL, "state", "a latent row has one head, not %u",
+                         s->n_kv_heads);
+    }
+    if (s->v_dim < 16 || s->v_dim > s->k_dim || s->v_dim % 8 != 0) {
+        return kvs__fail(err, KVS_E_INVAL, "state",
+                         "v_dim %u of a latent row of %u is no multiple of 8 in 16..%u", s->v_dim,
+                         s->k_dim, s->k_dim);
+    }
+    uint32_t turned = s->k_dim & (0u - s->k_dim); /* elements rotated together */
+    if (k->bits && k->rotate && s->v_dim % turned != 0) {
+        return kvs__fail(err, KVS_E_UNSUPPORTED, "state",
+                         "the value, %u elements of a latent row, cuts a rotated block of %u",
+                         s->v_dim, turned);
+    }
+    return KVS_OK;
+}
+
 static kvs_status check_spec(const kvs_layer_spec *s, uint32_t i, kvs_err *err)
 {
     kvs_status st = check_layer_shape(s, i, err);
-    if (st == KVS_OK && (s->kind != KVS_LAYER_ATTENTION || s->donor != 0)) {
+    bool latent = s->kind == KVS_LAYER_LATENT;
+    if (st == KVS_OK && ((s->kind != KVS_LAYER_ATTENTION && !latent) || s->donor != 0)) {
         st = kvs__fail(err, KVS_E_UNSUPPORTED, "state",
                        "layer %u: kind %d with donor %u is not supported", i, (int)s->kind,
                        s->donor);
@@ -60,7 +81,13 @@ static kvs_status check_spec(const kvs_layer_spec *s, uint32_t i, kvs_err *err)
                        s->reserved);
     }
     st = st == KVS_OK ? check_side(&s->k, s->k_dim, "K", i, err) : st;
-    st = st == KVS_OK ? check_side(&s->v, s->v_dim, "V", i, err) : st;
+    if (st == KVS_OK && latent) {
+        kvs_err inner = {KVS_OK, 0, "", ""};
+        st = kvs__latent_check(s, &s->k, &inner);
+        st = st == KVS_OK ? st : kvs__fail(err, st, "state", "layer %u: %.180s", i, inner.msg);
+    } else {
+        st = st == KVS_OK ? check_side(&s->v, s->v_dim, "V", i, err) : st;
+    }
     if (st == KVS_OK && s->dense_until > 0) {
         kvs_codec dense = KVS_CODEC_DENSE(s->dense_dtype);
         st = check_side(&dense, s->k_dim, "dense", i, err);
@@ -374,8 +401,13 @@ size_t kvs_cache_signature(const kvs_cache *c, uint32_t layer, char *dst, size_t
         (void)kvs_codec_name(&d, name, sizeof name);
         (void)snprintf(dense, sizeof dense, " %s<%u", name, s->dense_until);
     }
-    int len = snprintf(dst, n, "%s k=%s v=%s%s heads=%u dims=%u/%u", layout, k, v, dense,
+    int len = 0;
+    if (s->kind == KVS_LAYER_LATENT) {
+        len = snprintf(dst, n, "%s latent=%s%s dims=%u/%u", layout, k, dense, s->k_dim, s->v_dim);
+    } else {
+        len = snprintf(dst, n, "%s k=%s v=%s%s heads=%u dims=%u/%u", layout, k, v, dense,
                        s->n_kv_heads, s->k_dim, s->v_dim);
+    }
     return len < 0 ? 0 : (size_t)len;
 }
 
@@ -417,7 +449,7 @@ kvs_status kvs_cache_append(kvs_cache *c, uint32_t layer, const kvs_kv *kv, kvs_
     }
     kvs_kv in = KVS_KV_INIT;
     st = kvs__opts_read(&in, sizeof in, kv, "kvs_kv", err);
-    st = st == KVS_OK ? kvs__kv_check(&in, "kv", err) : st;
+    st = st == KVS_OK ? kvs__kv_check(&in, l->spec.kind, "kv", err) : st;
     return st == KVS_OK ? kvs__layer_append(c->ctx, l, &in, err) : st;
 }
 

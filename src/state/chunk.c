@@ -350,6 +350,22 @@ static void scores(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_
 
 /* -- values */
 
+/* n <= 16 values of a latent layer as f32 rows: the first elements of the keys of one tile. */
+static void latent_rows(const kvs__job *j, const kvs__work *w, const kvs__seg *seg, uint32_t head,
+                        uint64_t slot, size_t n)
+{
+    const kvs__shape *shape = &j->s->fmt.side[KVS__K].shape;
+    size_t dim = j->s->fmt.side[KVS__V].shape.dim;
+    kvs__planes p = k_planes(j->s, seg, head, slot / KVS__TILE);
+    j->kern->k_tile(w->tmp, shape, &p);
+    const float *lane = w->tmp + slot % KVS__TILE;
+    for (size_t d = 0; d < dim; d++) {
+        for (size_t i = 0; i < n; i++) {
+            w->vt[i * dim + d] = lane[d * KVS__TILE + i];
+        }
+    }
+}
+
 /* acc += P V over positions [pos, pos + n) for rows [r0, r0 + n_rows). */
 static void add_values(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_t r0,
                        uint32_t n_rows, int64_t c0, int64_t pos, uint64_t n)
@@ -361,8 +377,16 @@ static void add_values(const kvs__job *j, const kvs__work *w, uint32_t head, uin
         const kvs__seg *seg = NULL;
         uint64_t slot = 0;
         uint64_t m = locate(j, pos, n < V_ROWS ? n : V_ROWS, &seg, &slot);
-        kvs__planes p = v_planes(j->s, seg, head, slot);
         const float *numer = w->s + (size_t)r0 * KVS__CHUNK + (pos - c0);
+        if (j->s->fmt.n_sides == 1) {
+            m = m < KVS__TILE - slot % KVS__TILE ? m : KVS__TILE - slot % KVS__TILE;
+            latent_rows(j, w, seg, head, slot, (size_t)m);
+            j->kern->pv(acc, dim, numer, KVS__CHUNK, n_rows, w->vt, dim, (size_t)m, dim);
+            pos += (int64_t)m;
+            n -= m;
+            continue;
+        }
+        kvs__planes p = v_planes(j->s, seg, head, slot);
         if (n_rows > DIRECT_ROWS) {
             prefetch(&j->s->fmt.side[KVS__V], p.data, ahead_of(&j->s->fmt.side[KVS__V]), (size_t)m);
         }

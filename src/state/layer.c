@@ -93,9 +93,9 @@ kvs_status kvs__layer_reserve(kvs_ctx *ctx, kvs__layer *l, uint64_t n, kvs_err *
     return st;
 }
 
-kvs_status kvs__kv_check(const kvs_kv *kv, const char *what, kvs_err *err)
+kvs_status kvs__kv_check(const kvs_kv *kv, kvs_layer_kind kind, const char *what, kvs_err *err)
 {
-    if (!kv->k || !kv->v) {
+    if (!kv->k || (!kv->v && kind != KVS_LAYER_LATENT)) {
         return kvs__fail(err, KVS_E_INVAL, "state", "%s.%s is NULL", what, kv->k ? "v" : "k");
     }
     if (kv->n_tokens == 0 || kv->n_tokens > INT32_MAX) {
@@ -194,7 +194,7 @@ static kvs_status attend_block(kvs_ctx *ctx, const kvs__layer *l, const kvs_atte
 {
     kvs_kv kv = KVS_KV_INIT;
     kvs_status st = kvs__opts_read(&kv, sizeof kv, d->block, "kvs_kv", err);
-    st = st == KVS_OK ? kvs__kv_check(&kv, "block", err) : st;
+    st = st == KVS_OK ? kvs__kv_check(&kv, l->spec.kind, "block", err) : st;
     if (st != KVS_OK) {
         return st;
     }

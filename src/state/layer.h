@@ -40,8 +40,10 @@ bool kvs__layer_can_rewind(const kvs__layer *l, uint64_t n);
 void kvs__layer_rewind(kvs_ctx *ctx, kvs__layer *l, uint64_t n);
 kvs_status kvs__layer_attend(kvs_ctx *ctx, const kvs__layer *l, const kvs_attend *desc,
                              kvs_err *err);
-/* Checks a kv against the layer; `what` names it in messages. */
-kvs_status kvs__kv_check(const kvs_kv *kv, const char *what, kvs_err *err);
+/* Checks a kv against the kind of the layer; `what` names it in messages. */
+kvs_status kvs__kv_check(const kvs_kv *kv, kvs_layer_kind kind, const char *what, kvs_err *err);
+/* Can a latent layer of this shape keep its row in codec k? */
+kvs_status kvs__latent_check(const kvs_layer_spec *s, const kvs_codec *k, kvs_err *err);
 /* Scratch of every call on a layer of this spec; part of kvs_cache_new. */
 bool kvs__layer_scratch(const kvs__layer *l, uint32_t n_threads, size_t *bytes);
 

@@ -41,6 +41,19 @@ void kvs__side_init(kvs__side *side, const kvs_codec *codec, uint32_t dim)
     }
 }
 
+/* V of a latent layer: the first elements of K, in the domain that K is stored in. */
+static void latent_side(kvs__fmt *fmt)
+{
+    const kvs__side *k = &fmt->side[KVS__K];
+    kvs__side *v = &fmt->side[KVS__V];
+    uint32_t dim = v->shape.dim;
+    fmt->n_sides = 1;
+    *v = *k;
+    v->shape.dim = dim;
+    memset(v->n_units, 0, sizeof v->n_units);
+    memset(v->unit_bytes, 0, sizeof v->unit_bytes);
+}
+
 /* Lays the planes out; returns false on overflow. seg may be NULL to get the size alone. */
 static bool lay_out(const kvs__fmt *fmt, uint64_t cap, kvs__seg *seg, size_t *bytes)
 {
@@ -125,6 +138,10 @@ void kvs__store_init(kvs__store *s, const kvs_layer_spec *spec, const kvs_codec 
     s->fmt.n_heads = spec->n_kv_heads;
     kvs__side_init(&s->fmt.side[KVS__K], k, spec->k_dim);
     kvs__side_init(&s->fmt.side[KVS__V], v, spec->v_dim);
+    s->fmt.n_sides = KVS__SIDES;
+    if (spec->kind == KVS_LAYER_LATENT) {
+        latent_side(&s->fmt);
+    }
     s->layout = spec->layout;
     s->window = spec->window;
     s->sinks = spec->sinks;

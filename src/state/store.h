@@ -33,6 +33,7 @@ typedef struct kvs__side {
 
 typedef struct kvs__fmt {
     uint32_t n_heads;
+    uint32_t n_sides; /* KVS__SIDES, or 1: latent, V is a part of K and has no planes */
     kvs__side side[KVS__SIDES];
 } kvs__fmt;
 

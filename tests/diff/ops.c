@@ -99,6 +99,22 @@ static kvs_codec draw_codec(run *r, uint32_t dim)
     return c;
 }
 
+/* One of the key: in a latent layer the value must not cut a rotated block. */
+static kvs_codec draw_row_codec(run *r, const kvs_layer_spec *s)
+{
+    kvs_codec k = draw_codec(r, s->k_dim);
+    uint32_t block = s->k_dim & (0u - s->k_dim);
+    if (s->kind == KVS_LAYER_LATENT && s->v_dim % block != 0) {
+        k.rotate = 0;
+    }
+    return k;
+}
+
+static bool latent(const kvs_layer_spec *s)
+{
+    return s->kind == KVS_LAYER_LATENT;
+}
+
 static void draw_spec(run *r, kvs_layer_spec *s)
 {
     static const uint32_t dims[] = {16, 24, 32, 64, 64, 96, 128};
@@ -117,6 +133,13 @@ static void draw_spec(run *r, kvs_layer_spec *s)
     s->max_block = kind >= 2 ? pick(r, 40) + (size == 2 ? 270 : 0) : 0;
     s->dense_until = pick(r, 3) == 0 ? pick(r, 40) + (size == 3 ? 240 : 0) : 0;
     s->dense_dtype = (kvs_dtype)pick(r, 3);
+    if (pick(r, 5) == 0) {
+        s->kind = KVS_LAYER_LATENT;
+        s->n_kv_heads = 1;
+        s->v_dim = s->k_dim - 8 * pick(r, (s->k_dim - 8) / 8);
+        s->k = draw_row_codec(r, s);
+        s->v = init.v;
+    }
 }
 
 static uint32_t max_block(const kvs_layer_spec *s)
@@ -173,7 +196,7 @@ static int append_block(run *r, uint32_t layer, uint32_t n, bool odd, uint32_t r
     kvs_kv kv = KVS_KV_INIT;
     kv.n_tokens = n;
     kv.k = r->k;
-    kv.v = r->v;
+    kv.v = latent(&m->spec) ? NULL : r->v;
     if (reserve < 2) {
         kvs_status st = kvs_cache_reserve(r->cache, reserve ? layer : KVS_ALL_LAYERS, n, NULL);
         CHECK(st == KVS_OK || st == KVS_E_LIMIT || failed_as_told(r, st), "reserve");
@@ -369,7 +392,7 @@ static int op_block(run *r, uint32_t layer)
     kvs_kv kv = KVS_KV_INIT;
     kv.n_tokens = d.n_queries;
     kv.k = r->k;
-    kv.v = r->v;
+    kv.v = latent(&m->spec) ? NULL : r->v;
     d.mode = KVS_READ_BLOCK;
     d.block = &kv;
     kvs_status st = kvs_cache_attend(r->cache, layer, &d, NULL);
@@ -461,9 +484,9 @@ static int op_view(run *r, uint32_t layer)
 static int op_convert(run *r, uint32_t layer)
 {
     model *m = &r->model[layer]; /* keeps what a ring dropped: the live tokens are the same */
-    kvs_codec k = draw_codec(r, m->spec.k_dim);
-    kvs_codec v = draw_codec(r, m->spec.v_dim);
-    kvs_status st = kvs_cache_convert(r->cache, layer, &k, &v, NULL);
+    kvs_codec k = draw_row_codec(r, &m->spec);
+    kvs_codec v = latent(&m->spec) ? m->spec.v : draw_codec(r, m->spec.v_dim);
+    kvs_status st = kvs_cache_convert(r->cache, layer, &k, latent(&m->spec) ? NULL : &v, NULL);
     if (failed_as_told(r, st)) {
         return 0;
     }
@@ -493,7 +516,7 @@ static void planes_alloc(planes_buf *b, const kvs_layer_spec *s, bool dense, uin
         size_t dim = side ? s->v_dim : s->k_dim;
         size_t eb = c.dtype == KVS_F32 ? 4 : 2;
         void **p = side ? b->p.v : b->p.k;
-        size_t rows = (size_t)n * s->n_kv_heads;
+        size_t rows = side && latent(s) ? 0 : (size_t)n * s->n_kv_heads;
         b->bytes[side * 3] = rows * (c.bits ? dim * c.bits / 8 : dim * eb);
         b->bytes[side * 3 + 1] = c.bits ? rows * (dim / c.group) * eb : 0;
         b->bytes[side * 3 + 2] = b->bytes[side * 3 + 1];
@@ -516,6 +539,7 @@ static kvs_status draw_planes(run *r, const kvs_layer_spec *spec, bool dense, ui
                               planes_buf *out)
 {
     kvs_layer_spec s = KVS_LAYER_SPEC_INIT;
+    s.kind = spec->kind;
     s.n_kv_heads = spec->n_kv_heads;
     s.k_dim = spec->k_dim;
     s.v_dim = spec->v_dim;
@@ -531,7 +555,7 @@ static kvs_status draw_planes(run *r, const kvs_layer_spec *spec, bool dense, ui
     kvs_kv kv = KVS_KV_INIT;
     kv.n_tokens = n;
     kv.k = r->k;
-    kv.v = r->v;
+    kv.v = latent(&s) ? NULL : r->v;
     kvs_status st = kvs_cache_new(r->plain, &o, &c, NULL);
     st = st == KVS_OK ? kvs_cache_append(c, 0, &kv, NULL) : st;
     st = st == KVS_OK ? kvs_cache_export(c, 0, 0, n, &out->p, NULL) : st;

@@ -34,6 +34,7 @@ typedef struct engine {
 static int32_t tokens[N];
 static char llama_path[256];
 static char gemma_path[256];
+static char latent_path[256]; /* latent attention and a mixture of experts */
 
 static kvs_status engine_try(engine *e, const setup *s, kvs_err *err)
 {
@@ -169,6 +170,10 @@ static void test_same_bits(void **state)
     for (size_t i = 0; i < sizeof plans / sizeof plans[0]; i++) {
         check_plan(llama_path, plans[i]);
         check_plan(gemma_path, plans[i]);
+    }
+    static const char *const latent[] = {"f16", "affine8:32", "q4:32"};
+    for (size_t i = 0; i < sizeof latent / sizeof latent[0]; i++) {
+        check_plan(latent_path, latent[i]);
     }
 }
 
@@ -316,16 +321,15 @@ static void fuse_free(void *user, void *ptr, size_t bytes)
     free(ptr);
 }
 
-static void test_out_of_memory(void **state)
+static void run_out_of_memory(const char *path, const char *kv)
 {
-    (void)state;
     fuse f = {1 << 20, 0};
-    setup s = {.path = gemma_path, .kv = "q4", .max_block = 16};
+    setup s = {.path = path, .kv = kv, .max_block = 16};
     s.ctx_opts = (kvs_ctx_opts)KVS_CTX_OPTS_INIT;
     s.ctx_opts.alloc = fuse_alloc;
     s.ctx_opts.free = fuse_free;
     s.ctx_opts.alloc_user = &f;
-    all_rows(&(setup){.path = gemma_path, .kv = "q4"}, &reference);
+    all_rows(&(setup){.path = path, .kv = kv}, &reference);
     size_t failures = 0;
     for (long k = 0;; k++) {
         engine e;
@@ -354,6 +358,13 @@ static void test_out_of_memory(void **state)
         failures++;
     }
     assert_true(failures > 20);
+}
+
+static void test_out_of_memory(void **state)
+{
+    (void)state;
+    run_out_of_memory(gemma_path, "q4");
+    run_out_of_memory(latent_path, "f16");
 }
 
 static void test_planned_bytes(void **state)
@@ -442,8 +453,12 @@ static int write_models(void **state)
     for (int i = 0; i < N; i++) {
         tokens[i] = (i * 31 + i * i * 7) % VOCAB;
     }
+    tiny d = TINY_DEEPSEEK;
+    d.rank = 64;
+    d.rot = 32; /* a row of 96: rotated in blocks of 32, which the value does not cut */
     return tiny_write(&l, llama_path, sizeof llama_path) &&
-                   tiny_write(&g, gemma_path, sizeof gemma_path)
+                   tiny_write(&g, gemma_path, sizeof gemma_path) &&
+                   tiny_write(&d, latent_path, sizeof latent_path)
                ? 0
                : -1;
 }
@@ -453,6 +468,7 @@ static int remove_models(void **state)
     (void)state;
     (void)unlink(llama_path);
     (void)unlink(gemma_path);
+    (void)unlink(latent_path);
     return 0;
 }
 
