@@ -53,16 +53,18 @@ typedef struct kvs_model_info {
     uint32_t k_dim; /* of one head */
     uint32_t v_dim;
     uint32_t n_vocab;
-    uint32_t n_ctx_train;  /* context length it was trained for */
-    uint32_t window;       /* of the layers that have one; 0: none has */
-    uint64_t n_params;     /* elements of all tensors */
-    uint64_t file_bytes;   /* of all weight files */
-    uint64_t weight_bytes; /* of all tensors */
-    uint64_t step_bytes;   /* of the weights that one token reads */
+    uint32_t n_ctx_train;    /* context length it was trained for */
+    uint32_t window;         /* of the layers that have one; 0: none has */
+    uint64_t n_params;       /* elements of all tensors */
+    uint64_t file_bytes;     /* of all weight files */
+    uint64_t weight_bytes;   /* of all tensors */
+    uint64_t step_bytes;     /* of the weights that one token reads */
+    uint32_t n_experts;      /* of a mixture layer; 0: none is */
+    uint32_t n_experts_used; /* for each token */
 } kvs_model_info;
 #define KVS_MODEL_INFO_INIT                                                                        \
     {                                                                                              \
-        sizeof(kvs_model_info), "", "", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                   \
+        sizeof(kvs_model_info), "", "", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0             \
     }
 KVS_API kvs_status kvs_model_get_info(const kvs_model *model, kvs_model_info *out);
 

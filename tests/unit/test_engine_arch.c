@@ -169,6 +169,10 @@ static void test_latent_plan(void **state)
     assert_true(tiny_write(&t, path, sizeof path));
     assert_int_equal(kvs_ctx_new(NULL, &ctx, NULL), KVS_OK);
     assert_int_equal(kvs_model_open(ctx, path, NULL, &m, NULL), KVS_OK);
+    kvs_model_info info = KVS_MODEL_INFO_INIT;
+    assert_int_equal(kvs_model_get_info(m, &info), KVS_OK);
+    assert_int_equal(info.n_experts, 8);
+    assert_int_equal(info.n_experts_used, 3);
     kvs_plan_opts po = KVS_PLAN_OPTS_INIT;
     po.kv = "affine8:32+affine2:128"; /* there are no values for the latter to fail on */
     kvs_err e = {KVS_OK, 0, "", ""};
