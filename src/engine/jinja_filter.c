@@ -11,7 +11,7 @@ static const kvs__jstr *text_of(kvs__jrun *r, const kvs__val *v)
     return kvs__jstring(r->h, v);
 }
 
-static noreturn void bad_arg(kvs__jrun *r, const kvs__jargs *a, const kvs__val *v)
+static _Noreturn void bad_arg(kvs__jrun *r, const kvs__jargs *a, const kvs__val *v)
 {
     kvs__jfail(r->h, KVS_E_FORMAT, "%s: %s as an argument", a->who, kvs__jtype_name(v));
 }
