@@ -17,8 +17,8 @@
 #define U31      2147483647.0
 
 const option_def option_table[] = {
-    {"m|model", "FILE", "model file (GGUF); may also be given without an option", CMD_ALL, OPT_TEXT,
-     F(model), 0, 0},
+    {"m|model", "FILE", "GGUF file or directory of safetensors; may also be given without -m",
+     CMD_ALL, OPT_TEXT, F(model), 0, 0},
     {"p|prompt", "TEXT", "the prompt", CMD_RUN, OPT_TEXT, F(prompt), 0, 0},
     {"f|file", "FILE", "read the prompt from FILE, - for standard input", CMD_RUN, OPT_TEXT,
      F(file), 0, 0},
@@ -58,7 +58,7 @@ const option_def option_table[] = {
      F(ctx_size), 0, U31},
     {"kv", "PLAN",
      "how keys and values are kept: f32 f16 bf16 q8 q6 q5 q4 q3 q2 affineN[:G] kXvY "
-     "A+B layers:FILE [f16]; bench: a list",
+     "A+B layers:FILE layers=LINES paged[/N]:PLAN [f16]; bench, perplexity: a list",
      CMD_ALL, OPT_TEXT, F(kv), 0, 0},
     {"ctk|cache-type-k", "TYPE", "keys alone; llama.cpp's type names too", CMD_ALL, OPT_TEXT,
      F(cache_k), 0, 0},
@@ -68,6 +68,8 @@ const option_def option_table[] = {
      F(kv_group), 32, 128},
     {"kv-start|quantized-kv-start", "N", "the first N tokens are kept as f16 until then", CMD_ALL,
      OPT_U32, F(kv_start), 0, U31},
+    {"kv-block", "N", "keep them in blocks of N tokens of one pool; results are the same", CMD_ALL,
+     OPT_U32, F(kv_block), 1, 256},
     {"window", "N", "full layers keep the newest N tokens only", CMD_ALL, OPT_U32, F(window), 1,
      U31},
     {"sinks", "N", "and the first N", CMD_ALL, OPT_U32, F(sinks), 0, U31},
@@ -77,7 +79,7 @@ const option_def option_table[] = {
 
     {"t|threads", "N", "[all CPUs]", CMD_ALL, OPT_U32, F(threads), 1, 1024},
     {"b|batch-size|ub|ubatch-size", "N", "tokens of a prompt computed together [512]",
-     CMD_TEXT | CMD_BENCH, OPT_U32, F(block), 1, 65536},
+     CMD_TEXT | CMD_BENCH | CMD_QUALITY, OPT_U32, F(block), 1, 65536},
     {"max-memory", "MIB", "hard limit of all memory but the mapped file", CMD_ALL, OPT_U32,
      F(max_memory), 1, U31},
     {"isa", "NAME", "kernels to use: ref, avx2, best [best]; results are the same", CMD_ALL,
@@ -92,14 +94,36 @@ const option_def option_table[] = {
 
     {"no-history", NULL, "do not keep a history of the lines", CMD_CHAT, OPT_FLAG, F(no_history), 0,
      0},
+    {"f|file", "FILE", "the text, - for standard input", CMD_QUALITY, OPT_TEXT, F(file), 0, 0},
+    {"chunks", "N", "most windows of the text [all]; tune: half to choose by, half to check [8]",
+     CMD_QUALITY, OPT_U32, F(chunks), 0, U31},
+    {"kl|kl-divergence", NULL, "also the divergence from dense f32", CMD_PERPLEXITY, OPT_FLAG,
+     F(kl), 0, 0},
+    {"kl-base", "PLAN", "the divergence from this plan", CMD_PERPLEXITY, OPT_TEXT, F(kl_base), 0,
+     0},
+    {"budget", "BITS", "mean bits a stored value may take, scales included [4.5]", CMD_TUNE,
+     OPT_F32, F(budget), 1, 32},
+    {"budget-bytes", "N", "or bytes of all layers at --depth", CMD_TUNE, OPT_F32, F(budget_bytes),
+     1, INF},
+    {"depth", "N", "tokens held, which weighs layers with a window [1]", CMD_TUNE, OPT_U32,
+     F(depth), 1, U31},
+    {"out", "FILE", "write the plan, for --kv layers:FILE", CMD_TUNE, OPT_TEXT, F(out), 0, 0},
+    {"svg", "FILE", "write a plot", CMD_QUALITY, OPT_TEXT, F(svg), 0, 0},
+
     {"tensors", NULL, "list the tensors", CMD_INSPECT, OPT_FLAG, F(tensors), 0, 0},
 
-    {"json", NULL, "print one JSON object (chat: one a turn)", CMD_TEXT | CMD_INSPECT, OPT_FLAG,
-     F(json), 0, 0},
-    {"q|quiet", NULL, "nothing on standard error but errors", CMD_ALL, OPT_FLAG, F(quiet), 0, 0},
-    {"v|verbose", NULL, "also the seed and what the library reports", CMD_ALL, OPT_FLAG, F(verbose),
-     0, 0},
-    {"h|help", NULL, "this text", CMD_ALL, OPT_FLAG, F(help), 0, 0},
+    {"cache-dir", "DIR", "directory of saved state [~/.cache/kvstate/state]", CMD_CACHE, OPT_TEXT,
+     F(cache_dir), 0, 0},
+    {"cache-disk", "MIB", "gc: forget entries until the directory is so small", CMD_CACHE, OPT_U32,
+     F(cache_disk), 1, U31},
+
+    {"json", NULL, "print one JSON object (chat: one a turn)",
+     CMD_TEXT | CMD_INSPECT | CMD_CACHE | CMD_QUALITY, OPT_FLAG, F(json), 0, 0},
+    {"q|quiet", NULL, "nothing on standard error but errors", CMD_ALL | CMD_CACHE, OPT_FLAG,
+     F(quiet), 0, 0},
+    {"v|verbose", NULL, "also the seed and what the library reports", CMD_ALL | CMD_CACHE, OPT_FLAG,
+     F(verbose), 0, 0},
+    {"h|help", NULL, "this text", CMD_ALL | CMD_CACHE, OPT_FLAG, F(help), 0, 0},
 };
 const size_t n_options = sizeof option_table / sizeof option_table[0];
 
@@ -303,7 +327,11 @@ static int from_argv(settings *s, const tables *t, const char *command_name, int
         }
     }
     for (int i = optind; i < argc; i++) {
-        if (s->model) {
+        if (s->n_args < s->max_args) {
+            s->args[s->n_args++] = argv[i];
+            continue;
+        }
+        if (s->model || s->max_args > 0) {
             return fail(EXIT_USAGE, "\"%s\" is one argument too many; kvstate %s --help", argv[i],
                         command_name);
         }
@@ -323,7 +351,10 @@ int options_parse(settings *s, uint32_t command, const char *command_name, int a
     s->repeat_penalty = 1.0f;
     s->repeat_last_n = 64;
     s->repetitions = 3;
+    s->budget = 4.5f;
+    s->chunks = command == CMD_TUNE ? 8 : 0;
     s->n_predict = 512; /* a small model may repeat itself until the context is full */
+    s->max_args = command == CMD_CACHE ? MAX_ARGS : 0;
     int rc = from_environment(s, command);
     if (rc != 0) {
         return rc;
