@@ -90,6 +90,9 @@ static kvs__jnode *two(kvs__jparser *p, kvs__jop op, kvs__jnode *a, kvs__jnode *
 
 static void append(kvs__jnode ***tail, kvs__jnode *n)
 {
+    if (KVS_NEVER(!n)) {
+        return;
+    }
     **tail = n;
     *tail = &n->next;
 }
