@@ -17,8 +17,8 @@
 #define U31      2147483647.0
 
 const option_def option_table[] = {
-    {"m|model", "FILE", "model file (GGUF); may also be given without an option", CMD_ALL, OPT_TEXT,
-     F(model), 0, 0},
+    {"m|model", "FILE", "GGUF file or directory of safetensors; may also be given without -m",
+     CMD_ALL, OPT_TEXT, F(model), 0, 0},
     {"p|prompt", "TEXT", "the prompt", CMD_RUN, OPT_TEXT, F(prompt), 0, 0},
     {"f|file", "FILE", "read the prompt from FILE, - for standard input", CMD_RUN, OPT_TEXT,
      F(file), 0, 0},

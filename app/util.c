@@ -117,7 +117,8 @@ int make_ctx(settings *s, kvs_ctx **out)
 int open_model(const settings *s, kvs_ctx *ctx, uint32_t flags, kvs_model **out)
 {
     if (!s->model) {
-        return fail(EXIT_USAGE, "which model? Give a GGUF file: -m FILE");
+        return fail(EXIT_USAGE,
+                    "which model? Give a GGUF file or a directory of safetensors: -m FILE");
     }
     kvs_err err = {KVS_OK, 0, "", ""};
     kvs_model_opts o = KVS_MODEL_OPTS_INIT;

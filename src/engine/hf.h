@@ -48,7 +48,11 @@ uint64_t kvs__hf_file_bytes(const kvs__hf *hf);
 /* The directory, without a slash at the end. */
 const char *kvs__hf_dir(const kvs__hf *hf);
 
-/* As in source.h. */
+/* KVS_E_UNSUPPORTED, with its name, when a tensor of the decoder's layers was asked for by no find:
+ * ignoring it would compute something else than the model. Call when all weights are found. */
+kvs_status kvs__hf_check_used(const kvs__hf *hf, kvs_err *err);
+
+/* As in source.h. find and expert remember what was asked for, so they belong to opening. */
 bool kvs__hf_find(const kvs__hf *hf, const char *name, kvs__tensor *out);
 bool kvs__hf_expert(const kvs__hf *hf, const char *name, uint32_t e, kvs__tensor *out);
 bool kvs__hf_at(const kvs__hf *hf, size_t i, kvs__tensor *out);

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/half.h"
 #include "engine/hf_priv.h"
 #include "engine/hf_rope.h"
 
@@ -336,8 +337,8 @@ static void write_window(writer *w)
     write_pattern(w);
 }
 
-/* Gemma divides queries by the root of a number of its own. */
-static void write_attn_scale(writer *w)
+/* Gemma divides queries by the root of a number of its own and scales the embedding. */
+static void write_scales(writer *w)
 {
     double x = 256.0;
     if (!(w->hf->family->flags & KVS__HF_FOUR_NORMS)) {
@@ -348,6 +349,12 @@ static void write_attn_scale(writer *w)
         wrong(w, "query_pre_attn_scalar", get(w, "query_pre_attn_scalar"), "a positive number");
     }
     put_f32(w, "attention.scale", 1.0 / sqrt(x));
+    uint32_t width = 0;
+    if (read_u32(w, "hidden_size", &width)) {
+        /* rounded to bf16, as it was in training and is in both libraries */
+        float scale = kvs__bf16_to_f32(kvs__bf16_from_f32(sqrtf((float)width)));
+        put_f32(w, "embedding_scale", (double)scale);
+    }
 }
 
 static void write_experts(writer *w)
@@ -411,7 +418,7 @@ static void write_arch(writer *w)
     }
     write_tables(w);
     write_window(w);
-    write_attn_scale(w);
+    write_scales(w);
     write_experts(w);
     if (w->st == KVS_OK) {
         w->st = kvs__hf_write_rope(w->hf, w->config, w->err);

@@ -160,20 +160,17 @@ static found translate(const kvs__hf *hf, const char *name)
     return f;
 }
 
-/* Divisors of rotary frequencies, made from config.json, under the names that GGUF files have. */
-static bool find_rope(const kvs__hf *hf, const char *name, kvs__tensor *out)
+bool kvs__hf_rope_tensor(const kvs__hf *hf, size_t i, kvs__tensor *out)
 {
     static const char *const names[] = {"rope_freqs.weight", "rope_factors_long.weight",
                                         "rope_factors_short.weight"};
-    size_t which = 0;
-    while (which < KVS_COUNT(names) && strcmp(name, names[which]) != 0) {
-        which++;
-    }
-    if (which == KVS_COUNT(names) || !hf->rope_factors || hf->rope_is_long != (which > 0)) {
+    size_t lists = hf->rope_is_long ? 2 : 1;
+    if (!hf->rope_factors || i >= lists) {
         return false;
     }
-    size_t n = which > 0 ? hf->n_rope_factors / 2 : hf->n_rope_factors;
-    *out = (kvs__tensor){.name = {names[which], strlen(names[which])},
+    const char *name = names[hf->rope_is_long ? 1 + i : 0];
+    size_t n = hf->n_rope_factors / lists;
+    *out = (kvs__tensor){.name = {name, strlen(name)},
                          .type_name = "F32",
                          .is_weight = true,
                          .type = KVS__W_F32,
@@ -182,8 +179,19 @@ static bool find_rope(const kvs__hf *hf, const char *name, kvs__tensor *out)
                          .n_rows = 1,
                          .row_bytes = n * sizeof(float),
                          .bytes = n * sizeof(float),
-                         .data = (const uint8_t *)(hf->rope_factors + (which == 2 ? n : 0))};
+                         .data = (const uint8_t *)(hf->rope_factors + i * n)};
     return true;
+}
+
+/* The same by name. */
+static bool find_rope(const kvs__hf *hf, const char *name, kvs__tensor *out)
+{
+    for (size_t i = 0; kvs__hf_rope_tensor(hf, i, out); i++) {
+        if (kvs__str_eq(out->name, name)) {
+            return true;
+        }
+    }
+    return false;
 }
 
 bool kvs__hf_find(const kvs__hf *hf, const char *name, kvs__tensor *out)
@@ -192,10 +200,11 @@ bool kvs__hf_find(const kvs__hf *hf, const char *name, kvs__tensor *out)
         return find_rope(hf, name, out);
     }
     found f = translate(hf, name);
-    const kvs__hf_tensor *t = f.name[0] ? kvs__hf_lookup(hf, f.name, strlen(f.name)) : NULL;
+    kvs__hf_tensor *t = f.name[0] ? kvs__hf_lookup(hf, f.name, strlen(f.name)) : NULL;
     if (!t) {
         return false;
     }
+    t->used = true;
     kvs__hf_describe(t, hf, out);
     out->plus = f.is_norm && flags_of(hf) & KVS__HF_NORM_PLUS_ONE ? 1.0f : 0.0f;
     return true;
@@ -215,14 +224,39 @@ bool kvs__hf_expert(const kvs__hf *hf, const char *name, uint32_t e, kvs__tensor
         char own[160];
         (void)snprintf(own, sizeof own, "%slayers.%ld.%s%u%s%s", hf->prefix, p.layer,
                        expert_rules[i].before, e, expert_rules[i].after, p.tail);
-        const kvs__hf_tensor *t = kvs__hf_lookup(hf, own, strlen(own));
+        kvs__hf_tensor *t = kvs__hf_lookup(hf, own, strlen(own));
         if (t) {
+            t->used = true;
             kvs__hf_describe(t, hf, out);
             return true;
         }
         break;
     }
     return false;
+}
+
+/* Buffers that some versions of the libraries saved; nobody reads them. */
+static bool is_buffer(kvs__str name)
+{
+    static const char tail[] = "rotary_emb.inv_freq";
+    size_t n = sizeof tail - 1;
+    return name.len >= n && memcmp(name.ptr + name.len - n, tail, n) == 0;
+}
+
+kvs_status kvs__hf_check_used(const kvs__hf *hf, kvs_err *err)
+{
+    char layers[64];
+    size_t n = (size_t)snprintf(layers, sizeof layers, "%slayers.", hf->prefix);
+    for (size_t i = 0; i < hf->n_tensors; i++) {
+        const kvs__hf_tensor *t = &hf->tensors[i];
+        bool inside = t->name.len > n && memcmp(t->name.ptr, layers, n) == 0;
+        if (inside && !t->used && !t->part && !is_buffer(t->name)) {
+            return kvs__fail(err, KVS_E_UNSUPPORTED, "engine",
+                             "tensor %s is not used by architecture %s",
+                             kvs__gguf_quote(t->name).text, hf->family->arch);
+        }
+    }
+    return KVS_OK;
 }
 
 kvs__source_label kvs__hf_name(const kvs__hf *hf, const char *name)

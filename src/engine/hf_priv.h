@@ -13,6 +13,7 @@ typedef struct kvs__hf_tensor {
     uint32_t bits;  /* of an affine weight, 0: it is stored as it is */
     uint32_t group; /* elements that share a scale */
     bool part;      /* scales or biases of another tensor: not listed */
+    bool used;      /* was asked for while the model was opened */
 } kvs__hf_tensor;
 
 typedef struct kvs__hf_shard {
@@ -46,7 +47,7 @@ struct kvs__hf {
 /* hf_shards.c: opens the shards and lists their tensors. `single`: the file's name where the
  * directory has no index. */
 kvs_status kvs__hf_open_shards(kvs__hf *hf, const char *single, kvs_err *err);
-const kvs__hf_tensor *kvs__hf_lookup(const kvs__hf *hf, const char *name, size_t len);
+kvs__hf_tensor *kvs__hf_lookup(const kvs__hf *hf, const char *name, size_t len);
 /* "dir/name", NULL: out of memory. Freed by kvs__free with *bytes. */
 char *kvs__hf_path(const kvs__hf *hf, const char *name, size_t *bytes);
 
@@ -60,7 +61,11 @@ kvs_status kvs__hf_write_meta(kvs__hf *hf, kvs_err *err);
 /* The part of config.json that describes the decoder: text_config where there is one. */
 kvs__jval kvs__hf_text_config(const kvs__hf *hf);
 
-/* hf_names.c: prefix and head from what is there. */
+/* hf_names.c: the divisors of rotary frequencies, made from config.json, as tensors under the names
+ * that GGUF files have; list i, false past the end. */
+bool kvs__hf_rope_tensor(const kvs__hf *hf, size_t i, kvs__tensor *out);
+
+/* Prefix and head from what is there. */
 kvs_status kvs__hf_find_names(kvs__hf *hf, kvs_err *err);
 
 /* ---- hf_meta.c: writes GGUF metadata into hf->meta */

@@ -217,7 +217,7 @@ kvs_status kvs__hf_open_shards(kvs__hf *hf, const char *single, kvs_err *err)
     return st == KVS_OK ? list_tensors(hf, err) : st;
 }
 
-const kvs__hf_tensor *kvs__hf_lookup(const kvs__hf *hf, const char *name, size_t len)
+kvs__hf_tensor *kvs__hf_lookup(const kvs__hf *hf, const char *name, size_t len)
 {
     size_t i = kvs__gguf_names_find(&hf->index, name, len);
     return i == SIZE_MAX ? NULL : &hf->tensors[i];

@@ -291,7 +291,7 @@ void kvs__hf_describe(const kvs__hf_tensor *t, const kvs__hf *hf, kvs__tensor *o
 bool kvs__hf_at(const kvs__hf *hf, size_t i, kvs__tensor *out)
 {
     if (i >= hf->n_listed) {
-        return false;
+        return kvs__hf_rope_tensor(hf, i - hf->n_listed, out);
     }
     kvs__hf_describe(&hf->tensors[hf->listed[i]], hf, out);
     return true;

@@ -292,19 +292,19 @@ static kvs_status parse(parser *p)
     }
 }
 
-static kvs_status document_new(kvs_ctx *ctx, const char *what, kvs__json **out, kvs_err *err)
+/* NULL: out of memory. */
+static kvs__json *document_new(kvs_ctx *ctx, const char *what)
 {
     kvs__json *d = kvs__calloc(ctx, 1, sizeof *d);
     if (!d) {
-        return kvs__nomem(err, "engine", sizeof *d);
+        return NULL;
     }
     d->ctx = ctx;
     size_t len = strlen(what);
     size_t skip =
         len < sizeof d->what ? 0 : len + 1 - sizeof d->what; /* the end of a path counts */
     memcpy(d->what, what + skip, len - skip + 1);
-    *out = d;
-    return KVS_OK;
+    return d;
 }
 
 static kvs_status document_fill(kvs__json *d, kvs__json **out, kvs_err *err)
@@ -325,10 +325,9 @@ kvs_status kvs__json_parse(kvs_ctx *ctx, const char *text, size_t n, const char 
     if (n > KVS__JSON_MOST) {
         return kvs__fail(err, KVS_E_FORMAT, "engine", "%s has %zu bytes", what, n);
     }
-    kvs__json *d = NULL;
-    kvs_status st = document_new(ctx, what, &d, err);
-    if (st != KVS_OK) {
-        return st;
+    kvs__json *d = document_new(ctx, what);
+    if (!d) {
+        return kvs__nomem(err, "engine", sizeof *d);
     }
     d->text = text;
     d->n = n;
@@ -338,12 +337,11 @@ kvs_status kvs__json_parse(kvs_ctx *ctx, const char *text, size_t n, const char 
 kvs_status kvs__json_load(kvs_ctx *ctx, const char *path, size_t max_bytes, kvs__json **out,
                           kvs_err *err)
 {
-    kvs__json *d = NULL;
-    kvs_status st = document_new(ctx, path, &d, err);
-    if (st != KVS_OK) {
-        return st;
+    kvs__json *d = document_new(ctx, path);
+    if (!d) {
+        return kvs__nomem(err, "engine", sizeof *d);
     }
-    st = kvs__map_open(path, &d->map, err);
+    kvs_status st = kvs__map_open(path, &d->map, err);
     if (st != KVS_OK) {
         d->map = (kvs__map){0};
         kvs__json_free(d);

@@ -59,13 +59,29 @@ static void fill_info(kvs_model *m)
     }
 }
 
+/* Embeddings of checkpoints are often padded: there may be more rows than tokens. */
 static kvs_status check_vocab(const kvs_model *m, kvs_err *err)
 {
-    if (m->tok && m->arch && kvs_tokenizer_size(m->tok) != m->net.n_vocab) {
+    const kvs__u32_rule rule = {"vocab_size", 1, UINT32_MAX, &m->net.n_vocab};
+    uint32_t n_vocab = 0;
+    if (m->arch && m->source.hf) {
+        kvs_status st = kvs__param_u32(m, &rule, &n_vocab, err);
+        if (st != KVS_OK) {
+            return st;
+        }
+        if (n_vocab != m->net.n_vocab) {
+            return kvs__fail(
+                err, KVS_E_FORMAT, "engine", "config.json: vocab_size is %u, %s has %u rows",
+                n_vocab, kvs__source_name(&m->source, "token_embd.weight").text, m->net.n_vocab);
+        }
+    }
+    size_t n_tokens = m->tok ? kvs_tokenizer_size(m->tok) : 0;
+    bool padded = m->source.hf && n_tokens < m->net.n_vocab;
+    if (m->tok && m->arch && !padded && n_tokens != m->net.n_vocab) {
         return kvs__fail(err, KVS_E_FORMAT, "engine",
                          "vocabulary mismatch: token_embd.weight has %u rows, the tokenizer %zu "
                          "tokens",
-                         m->net.n_vocab, kvs_tokenizer_size(m->tok));
+                         m->net.n_vocab, n_tokens);
     }
     return KVS_OK;
 }
@@ -94,6 +110,9 @@ static kvs_status load(kvs_model *m, uint32_t flags, kvs_err *err)
     kvs_status st = find_arch(m, flags, err);
     if (st == KVS_OK && m->arch) {
         st = kvs__net_load(m, err);
+    }
+    if (st == KVS_OK && m->arch && m->source.hf) {
+        st = kvs__hf_check_used(m->source.hf, err);
     }
     if (st == KVS_OK) {
         st = kvs__tokenizer_from_gguf(m->ctx, m->gguf, NULL, &m->tok, err);

@@ -311,18 +311,18 @@ static kvs_status load(kvs__safetensors *s, kvs_err *err)
     return st;
 }
 
-static kvs_status handle_new(kvs_ctx *ctx, const char *what, kvs__safetensors **out, kvs_err *err)
+/* NULL: out of memory. */
+static kvs__safetensors *handle_new(kvs_ctx *ctx, const char *what)
 {
     kvs__safetensors *s = kvs__calloc(ctx, 1, sizeof *s);
     if (!s) {
-        return kvs__nomem(err, "engine", sizeof *s);
+        return NULL;
     }
     s->ctx = ctx;
     size_t len = strlen(what);
     size_t skip = len < sizeof s->what ? 0 : len + 1 - sizeof s->what;
     memcpy(s->what, what + skip, len - skip + 1);
-    *out = s;
-    return KVS_OK;
+    return s;
 }
 
 static kvs_status finish(kvs__safetensors *s, kvs__safetensors **out, kvs_err *err)
@@ -339,10 +339,9 @@ static kvs_status finish(kvs__safetensors *s, kvs__safetensors **out, kvs_err *e
 kvs_status kvs__safetensors_open_mem(kvs_ctx *ctx, const void *bytes, size_t n, const char *what,
                                      kvs__safetensors **out, kvs_err *err)
 {
-    kvs__safetensors *s = NULL;
-    kvs_status st = handle_new(ctx, what, &s, err);
-    if (st != KVS_OK) {
-        return st;
+    kvs__safetensors *s = handle_new(ctx, what);
+    if (!s) {
+        return kvs__nomem(err, "engine", sizeof *s);
     }
     s->file = bytes;
     s->file_bytes = n;
@@ -352,12 +351,11 @@ kvs_status kvs__safetensors_open_mem(kvs_ctx *ctx, const void *bytes, size_t n, 
 kvs_status kvs__safetensors_open(kvs_ctx *ctx, const char *path, kvs__safetensors **out,
                                  kvs_err *err)
 {
-    kvs__safetensors *s = NULL;
-    kvs_status st = handle_new(ctx, path, &s, err);
-    if (st != KVS_OK) {
-        return st;
+    kvs__safetensors *s = handle_new(ctx, path);
+    if (!s) {
+        return kvs__nomem(err, "engine", sizeof *s);
     }
-    st = kvs__map_open(path, &s->map, err);
+    kvs_status st = kvs__map_open(path, &s->map, err);
     if (st != KVS_OK) {
         kvs__safetensors_close(s);
         return st;

@@ -9,8 +9,9 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.utils import _get_classes, quantize_model, save_config, save_model
 
 LLAMA = dict(model_type="llama", hidden_size=128, num_hidden_layers=3, intermediate_size=256,
-             num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-5, vocab_size=160,
-             max_position_embeddings=512, rope_theta=10000.0, tie_word_embeddings=False)
+             num_attention_heads=4, num_key_value_heads=2, head_dim=64, rms_norm_eps=1e-5,
+             vocab_size=160, max_position_embeddings=512, rope_theta=10000.0,
+             tie_word_embeddings=False)
 QWEN3 = dict(model_type="qwen3", hidden_size=128, num_hidden_layers=3, intermediate_size=256,
              num_attention_heads=4, num_key_value_heads=2, head_dim=64, rms_norm_eps=1e-6,
              vocab_size=160, max_position_embeddings=512, rope_theta=1e6, tie_word_embeddings=True)
@@ -78,3 +79,34 @@ def write(path, config, dtype="f32", bits=0, group=64, shards=1, seed=1, predica
     if shards > 1:
         reshard(path, shards)
     return cast(model, mx.float32)
+
+
+def own_bits(path, module):
+    """Bits of its own for some tensors, none for others, as mixed checkpoints have."""
+    if not hasattr(module, "to_quantized") or "q_proj" in path:
+        return False
+    if "down_proj" in path:
+        return {"bits": 8, "group_size": 32, "mode": "affine"}
+    if "embed_tokens" in path or "lm_head" in path:
+        return {"bits": 6, "group_size": 64, "mode": "affine"}
+    return True
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 64}
+SPECIAL = [
+    ("llama with bits of their own for some tensors", LLAMA,
+     dict(dtype="bf16", bits=4, predicate=own_bits, shards=2)),
+    ("llama tied, llama3 scaling",
+     dict(LLAMA, tie_word_embeddings=True, rope_scaling=LLAMA3, rope_theta=500000.0),
+     dict(dtype="bf16")),
+    ("llama with biases", dict(LLAMA, attention_bias=True), dict(dtype="bf16")),
+    ("llama linear scaling, narrow heads",
+     dict(LLAMA, head_dim=32, rope_scaling={"type": "linear", "factor": 2.5}), {}),
+    ("gemma3 with a text_config", dict(model_type="gemma3", vocab_size=160, text_config=dict(
+        GEMMA3, rope_scaling={"rope_type": "linear", "factor": 8.0})), dict(dtype="bf16")),
+    ("gemma3 with a text_config in 4 bits", dict(model_type="gemma3", vocab_size=160,
+                                                 text_config=GEMMA3), dict(bits=4)),
+    ("llama of one group a row", dict(LLAMA, hidden_size=64, intermediate_size=64, head_dim=64),
+     dict(bits=4, group=64)),
+]
