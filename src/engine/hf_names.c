@@ -160,17 +160,17 @@ static found translate(const kvs__hf *hf, const char *name)
     return f;
 }
 
-bool kvs__hf_rope_tensor(const kvs__hf *hf, size_t i, kvs__tensor *out)
+static const char *const rope_names[] = {"rope_freqs.weight", "rope_factors_long.weight",
+                                         "rope_factors_short.weight"};
+
+/* Divisors of rotary frequencies, made from config.json, under the names that GGUF files have. */
+static bool rope_tensor(const kvs__hf *hf, size_t which, kvs__tensor *out)
 {
-    static const char *const names[] = {"rope_freqs.weight", "rope_factors_long.weight",
-                                        "rope_factors_short.weight"};
-    size_t lists = hf->rope_is_long ? 2 : 1;
-    if (!hf->rope_factors || i >= lists) {
+    if (!hf->rope_factors || hf->rope_is_long != (which > 0)) {
         return false;
     }
-    const char *name = names[hf->rope_is_long ? 1 + i : 0];
-    size_t n = hf->n_rope_factors / lists;
-    *out = (kvs__tensor){.name = {name, strlen(name)},
+    size_t n = which > 0 ? hf->n_rope_factors / 2 : hf->n_rope_factors;
+    *out = (kvs__tensor){.name = {rope_names[which], strlen(rope_names[which])},
                          .type_name = "F32",
                          .is_weight = true,
                          .type = KVS__W_F32,
@@ -179,25 +179,25 @@ bool kvs__hf_rope_tensor(const kvs__hf *hf, size_t i, kvs__tensor *out)
                          .n_rows = 1,
                          .row_bytes = n * sizeof(float),
                          .bytes = n * sizeof(float),
-                         .data = (const uint8_t *)(hf->rope_factors + i * n)};
+                         .data = (const uint8_t *)(hf->rope_factors + (which == 2 ? n : 0))};
     return true;
 }
 
-/* The same by name. */
-static bool find_rope(const kvs__hf *hf, const char *name, kvs__tensor *out)
+bool kvs__hf_rope_tensor(const kvs__hf *hf, size_t i, kvs__tensor *out)
 {
-    for (size_t i = 0; kvs__hf_rope_tensor(hf, i, out); i++) {
-        if (kvs__str_eq(out->name, name)) {
-            return true;
-        }
-    }
-    return false;
+    size_t n = hf->rope_is_long ? 2 : 1;
+    return i < n && rope_tensor(hf, hf->rope_is_long ? i + 1 : i, out);
 }
 
 bool kvs__hf_find(const kvs__hf *hf, const char *name, kvs__tensor *out)
 {
     if (strncmp(name, "rope_", 5) == 0) {
-        return find_rope(hf, name, out);
+        for (size_t i = 0; i < KVS_COUNT(rope_names); i++) {
+            if (strcmp(name, rope_names[i]) == 0) {
+                return rope_tensor(hf, i, out);
+            }
+        }
+        return false;
     }
     found f = translate(hf, name);
     kvs__hf_tensor *t = f.name[0] ? kvs__hf_lookup(hf, f.name, strlen(f.name)) : NULL;

@@ -61,8 +61,8 @@ kvs_status kvs__hf_write_meta(kvs__hf *hf, kvs_err *err);
 /* The part of config.json that describes the decoder: text_config where there is one. */
 kvs__jval kvs__hf_text_config(const kvs__hf *hf);
 
-/* hf_names.c: the divisors of rotary frequencies, made from config.json, as tensors under the names
- * that GGUF files have; list i, false past the end. */
+/* hf_names.c: tensor i of the divisors of rotary frequencies, which are made from config.json and
+ * listed after those of the files; false: there is no such one. */
 bool kvs__hf_rope_tensor(const kvs__hf *hf, size_t i, kvs__tensor *out);
 
 /* Prefix and head from what is there. */

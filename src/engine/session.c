@@ -46,6 +46,8 @@ static kvs_status make_cache(kvs_session *s, const kvs_plan *plan, kvs_err *err)
     kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
     o.n_layers = kvs_plan_n_layers(plan);
     o.layers = kvs_plan_layer(plan, 0);
+    o.pages = s->opts.pages;
+    o.block_tokens = kvs_plan_kv_block(plan);
     return kvs_cache_new(s->ctx, &o, &s->cache, err);
 }
 

@@ -171,10 +171,19 @@ static void place_all(kvs__store *s, int side, int plane, uint32_t head, int64_t
         }
         return;
     }
-    const kvs__seg *seg = NULL;
-    uint64_t slot = 0;
-    (void)kvs__store_locate(s, at, n, &seg, &slot);
-    place(s, seg, side, plane, head, slot, n, rows);
+    const kvs__side *sd = &s->fmt.side[side];
+    const unsigned char *src = rows;
+    while (n > 0) { /* more than once: pages that do not start on the tile grid */
+        const kvs__seg *seg = NULL;
+        uint64_t slot = 0;
+        uint64_t m = kvs__store_locate(s, at, n, &seg, &slot);
+        uint64_t room = KVS__TILE - slot % KVS__TILE;
+        m = side == KVS__K && m > room ? room : m;
+        place(s, seg, side, plane, head, slot, (size_t)m, src);
+        src += m * sd->n_units[plane] * sd->unit_bytes[plane];
+        at += (int64_t)m;
+        n -= m;
+    }
 }
 
 void kvs__store_put(kvs_ctx *ctx, kvs__store *s, int side, uint32_t head, int64_t at, uint64_t n,
@@ -358,7 +367,9 @@ void kvs__store_read(kvs_ctx *ctx, const kvs__store *s, int side, uint32_t head,
         const kvs__seg *seg = NULL;
         uint64_t slot = 0;
         uint64_t m = kvs__store_locate(s, at + (int64_t)done, n - done, &seg, &slot);
-        kvs__planes p = {NULL, NULL, NULL};
+        uint64_t room = KVS__TILE - slot % KVS__TILE;
+        m = side == KVS__K && m > room ? room : m;
+        kvs__planes p = {NULL, NULL, NULL, 0, 0};
         const void **plane[KVS__PLANES] = {&p.data, &p.scale, &p.bias};
         for (int i = 0; i < KVS__PLANES; i++) {
             if (sd->n_units[i]) {

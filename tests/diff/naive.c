@@ -124,7 +124,7 @@ void model_rewind(model *m, uint64_t n)
 
 bool model_may_miss(const model *m, int64_t pos)
 {
-    if (m->spec.layout == KVS_LAYOUT_GROW) {
+    if (m->spec.layout == KVS_LAYOUT_GROW || m->spec.window == 0) {
         return false;
     }
     int64_t block = m->spec.max_block ? (int64_t)m->spec.max_block : 1;

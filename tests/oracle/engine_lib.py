@@ -42,7 +42,7 @@ class Eval(c.Structure):
 class Engine:
     """One model and a plan; logits() starts from an empty session each time."""
 
-    def __init__(self, library, model, kv="f32", threads=0, n_ctx=2048, block=0, **plan):
+    def __init__(self, library, model, kv="f32", threads=0, block=0, **plan):
         self.lib = c.CDLL(library)
         self.err = Err()
         self.ctx = c.c_void_p()
@@ -53,7 +53,7 @@ class Engine:
                    c.byref(self.ctx))
         self._call("kvs_model_open", self.ctx, model.encode(), None, c.byref(self.model))
         self._call("kvs_plan_new", self.ctx, self.model,
-                   c.byref(self._opts(PlanOpts, kv=kv.encode(), n_ctx=n_ctx, **plan)),
+                   c.byref(self._opts(PlanOpts, kv=kv.encode(), **{"n_ctx": 2048, **plan})),
                    c.byref(self.plan))
         opts = self._opts(SessionOpts, plan=self.plan, block=block)
         self._call("kvs_session_new", self.ctx, self.model, c.byref(opts), c.byref(self.session))

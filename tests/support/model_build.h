@@ -334,8 +334,12 @@ static inline void tiny_tokenizer(gb *b)
     }
     gb_kv_array(b, "tokenizer.ggml.merges", KVS__GGUF_STR, 0);
     gb_kv_u32(b, "tokenizer.ggml.eos_token_id", 257);
-    gb_kv_str(b, "tokenizer.chat_template",
-              "{% for m in messages %}<|im_start|>system\nBe brief.<|im_end|>{% endfor %}");
+    gb_kv_str(
+        b, "tokenizer.chat_template",
+        "{% for m in messages %}{% if loop.first and m.role != 'system' %}<|im_start|>system\n"
+        "Be brief.<|im_end|>\n{% endif %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}");
 }
 
 /* One block of random content. Quantised types: Q8_0 and Q4_0 only. */
