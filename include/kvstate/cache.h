@@ -6,8 +6,8 @@
  * row (sequence); a batch is a list of caches, so rows are never padded.
  *
  * Positions count tokens from 0 and are absolute: a ring that dropped old tokens keeps counting.
- * Results of an attention read depend on the visible tokens and the codec alone, never on the
- * layout, the ring's phase, how tokens were grouped into appends, the number of queries in a call,
+ * Results of an attention read depend on the visible tokens and the codec alone (of centred keys:
+ * on the tokens before them, too), never on the layout, the ring's phase, how tokens were grouped into appends, the number of queries in a call,
  * threads or CPU. Every failing call leaves the cache as it was. */
 #ifndef KVSTATE_CACHE_H
 #define KVSTATE_CACHE_H
@@ -260,6 +260,12 @@ typedef struct kvs_span {
     uint64_t n_tokens;
     kvs_plane k[3]; /* codes or elements, scales, biases; base NULL where there is none */
     kvs_plane v[3];
+    /* Centred keys: element u of the centre of position first_pos + i, head h, is at
+     *     base + h * head_bytes + (r * n_units + u) * unit_bytes
+     * with r = (first_pos + i) / KVS_CENTER_GROUP - first_group, mod n_centers. */
+    kvs_plane k_center;
+    int64_t first_group;
+    uint64_t n_centers;
 } kvs_span;
 /* Spans of positions [begin, end) in time order, positions no longer stored left out. *n_spans is
  * the number there is; min(cap, that) are written. KVS_E_RANGE: begin > end or end > length. */
@@ -273,14 +279,22 @@ typedef struct kvs_planes {
     size_t struct_size;
     void *k[3]; /* codes or elements, scales, biases */
     void *v[3];
+    /* Centres of centred keys, [heads][groups][k_dim] elements of the codec's dtype: of the groups
+     * that the positions belong to, kvs_center_groups of them. In a rectangle (rows.h) as many as
+     * its width can touch, (width + 2 * KVS_CENTER_GROUP - 2) / KVS_CENTER_GROUP, a row's first
+     * first. An import that goes on in a group must bring the centre that the group has. */
+    void *k_center;
 } kvs_planes;
 #define KVS_PLANES_INIT                                                                            \
     {                                                                                              \
-        sizeof(kvs_planes), {NULL, NULL, NULL},                                                    \
-        {                                                                                          \
-            NULL, NULL, NULL                                                                       \
-        }                                                                                          \
+        sizeof(kvs_planes), {NULL, NULL, NULL}, {NULL, NULL, NULL}, NULL                           \
     }
+/* Groups of KVS_CENTER_GROUP positions that [begin, begin + n) belong to. */
+static inline uint64_t kvs_center_groups(int64_t begin, uint64_t n)
+{
+    const uint64_t at = (uint64_t)begin % KVS_CENTER_GROUP;
+    return n ? (at + n - 1) / KVS_CENTER_GROUP + 1 : 0;
+}
 /* Copies the stored bytes of positions [begin, begin + n) out; codes never change. KVS_E_RANGE
  * where one is not stored. */
 KVS_API kvs_status kvs_cache_export(const kvs_cache *cache, uint32_t layer, int64_t begin,

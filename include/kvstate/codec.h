@@ -15,9 +15,18 @@ typedef enum kvs_dtype { KVS_F32 = 0, KVS_F16 = 1, KVS_BF16 = 2 } kvs_dtype;
  * Dense: bits = 0, the dtype is that of the elements.
  * Affine: `bits` per code (2,3,4,5,6,8), `group` consecutive elements (32,64,128) share a scale and
  * a bias of `dtype`; storage is MLX's `mx.quantize(mode="affine")` (CPU backend) bit for bit.
- * `rotate`: vectors are multiplied by a normalised Hadamard matrix (blocks of the largest power of
+ * `rotate` holds flags, for affine codecs alone.
+ * KVS_ROTATED: vectors are multiplied by a normalised Hadamard matrix (blocks of the largest power of
  * two that divides the head dim) before they are encoded. Reads undo it: for K the query is turned
- * the same way, for V the output is turned back. Only for affine codecs. */
+ * the same way, for V the output is turned back.
+ * KVS_CENTERED, with KVS_ROTATED: of K, what is encoded is the difference to a centre that all
+ * positions [g KVS_CENTER_GROUP, (g + 1) KVS_CENTER_GROUP) share, which is stored once a group and
+ * head in `dtype`: the mean of the stored keys of some positions before the group (docs/numerics.md),
+ * 0 where there are none. Keys have a large mean that moves slowly; the codes need not spend
+ * themselves on it. Without effect on V and on latent rows. */
+#define KVS_ROTATED      1u
+#define KVS_CENTERED     2u
+#define KVS_CENTER_GROUP 64u
 typedef struct kvs_codec {
     uint8_t bits;
     uint8_t rotate;
@@ -38,16 +47,18 @@ typedef struct kvs_codec {
  * 8) can be stored: bits and group from the lists above, dim a multiple of the group. */
 KVS_API kvs_status kvs_codec_check(const kvs_codec *codec, uint32_t dim, kvs_err *err);
 
-/* Stored bytes of one vector of `dim` elements (codes, scales and biases); 0 if the check fails. */
+/* Stored bytes of one vector of `dim` elements (codes, scales and biases; centres come on top); 0 if
+ * the check fails. */
 KVS_API size_t kvs_codec_row_bytes(const kvs_codec *codec, uint32_t dim);
 
 /* "f16", "bf16", "affine4:64" (f16 scales), "affine4:64/bf16", "q4" forms; see docs/plan.md.
  * Writes at most n bytes with the NUL and returns the length that was needed. */
 KVS_API size_t kvs_codec_name(const kvs_codec *codec, char *dst, size_t n);
-/* Reads what kvs_codec_name writes, and "qN" = affineN:64 rotated, "affineN[:group]". */
+/* Reads what kvs_codec_name writes: "qN" = affineN:64 rotated and centred, "rN" rotated alone,
+ * "affineN[:group]" neither. */
 KVS_API kvs_status kvs_codec_parse(const char *name, kvs_codec *out, kvs_err *err);
 
-/* Encodes n rows of dim elements (row-major, `src_dtype`) without rotation: dense codecs write
+/* Encodes n rows of dim elements (row-major, `src_dtype`) without rotation and centre: dense codecs write
  * `words` only ([n][dim] elements), affine ones words [n][dim*bits/32] u32 and scales, biases
  * [n][dim/group]. Every row is encoded on its own; threads are not used. */
 KVS_API kvs_status kvs_codec_encode(const kvs_ctx *ctx, const kvs_codec *codec, uint32_t dim,

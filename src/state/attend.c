@@ -97,6 +97,7 @@ static void load_queries(const kvs__job *j, const kvs__work *w, uint32_t head, u
     for (size_t i = 0; i < n * dim; i++) {
         w->q[i] *= d->scale;
     }
+    kvs__queries_ready(j, w, n);
 }
 
 /* Joins the sink logit, divides, turns back, rounds and stores one row. */

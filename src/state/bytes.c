@@ -27,6 +27,15 @@ static void fill_span(const kvs__store *s, const kvs__seg *seg, kvs_span *out)
             }
         }
     }
+    if (s->fmt.center_bytes) {
+        const uint32_t dim = s->fmt.side[KVS__K].shape.dim;
+        const uint64_t slot0 = (uint64_t)out->first_pos - out->slot; /* its position, but of a ring */
+        out->k_center = (kvs_plane){(const unsigned char *)seg + seg->center_at, seg->center_head,
+                                    dim, s->fmt.center_bytes / dim};
+        out->n_centers = seg->n_centers;
+        out->first_group =
+            s->layout == KVS_LAYOUT_RING ? 0 : (int64_t)(slot0 / KVS_CENTER_GROUP);
+    }
 }
 
 kvs_status kvs_cache_spans(const kvs_cache *c, uint32_t layer, int64_t begin, int64_t end,
@@ -87,9 +96,42 @@ static bool has_plane(const kvs_planes *p, int side, int plane)
     return (side == KVS__K ? p->k[plane] : p->v[plane]) != NULL;
 }
 
-void kvs__store_export(const kvs__store *s, int64_t begin, uint64_t n, const kvs_planes *p,
-                       uint64_t stride)
+/* Row of head h for position `at` in a caller's plane of centres that begins with the group of
+ * `begin`. */
+static unsigned char *center_row(const kvs_planes *p, const kvs__fmt *fmt, uint32_t head,
+                                 uint64_t c_stride, int64_t begin, int64_t at)
 {
+    int64_t row = at / (int64_t)KVS_CENTER_GROUP - begin / (int64_t)KVS_CENTER_GROUP;
+    return (unsigned char *)p->k_center + (head * c_stride + (uint64_t)row) * fmt->center_bytes;
+}
+
+/* Where the group of `at` ends, at most `end`. */
+static int64_t group_end(int64_t at, int64_t end)
+{
+    at += (int64_t)KVS_CENTER_GROUP - at % (int64_t)KVS_CENTER_GROUP;
+    return at < end ? at : end;
+}
+
+static void export_centers(const kvs__store *s, int64_t begin, int64_t end, const kvs_planes *p,
+                           uint64_t c_stride)
+{
+    for (int64_t at = begin; at < end; at = group_end(at, end)) {
+        const kvs__seg *seg = NULL;
+        uint64_t slot = 0;
+        (void)kvs__store_locate(s, at, 1, &seg, &slot);
+        for (uint32_t h = 0; h < s->fmt.n_heads; h++) {
+            memcpy(center_row(p, &s->fmt, h, c_stride, begin, at),
+                   kvs__center_at(s, seg, h, at, slot), s->fmt.center_bytes);
+        }
+    }
+}
+
+void kvs__store_export(const kvs__store *s, int64_t begin, uint64_t n, const kvs_planes *p,
+                       uint64_t stride, uint64_t c_stride)
+{
+    if (s->fmt.center_bytes && p->k_center) {
+        export_centers(s, begin, begin + (int64_t)n, p, c_stride);
+    }
     for (int side = 0; side < KVS__SIDES; side++) {
         for (int plane = 0; plane < KVS__PLANES; plane++) {
             if (s->fmt.side[side].n_units[plane] == 0 || !has_plane(p, side, plane)) {
@@ -127,7 +169,7 @@ kvs_status kvs_cache_export(const kvs_cache *c, uint32_t layer, int64_t begin, u
                          "positions %lld to %lld: %lld is the oldest stored after %u sinks",
                          (long long)begin, (long long)end, (long long)s->lo, s->sinks);
     }
-    kvs__store_export(s, begin, n, &p, n);
+    kvs__store_export(s, begin, n, &p, n, kvs_center_groups(begin, n));
     return KVS_OK;
 }
 
@@ -147,8 +189,36 @@ static kvs__store *import_target(kvs__layer *l, int64_t at, uint64_t n, kvs_err 
     return &l->main;
 }
 
+/* Centres are there, and that of a group which has tokens already is the one that they have. */
+static kvs_status check_centers(const kvs__store *s, int64_t at, const kvs_planes *p,
+                                uint64_t c_stride, kvs_err *err)
+{
+    const kvs__fmt *fmt = &s->fmt;
+    if (!p->k_center || (uintptr_t)p->k_center % (fmt->center_bytes / fmt->side[KVS__K].shape.dim)) {
+        return kvs__fail(err, KVS_E_INVAL, "state", "plane k_center is missing or misaligned");
+    }
+    int64_t first = at - at % (int64_t)KVS_CENTER_GROUP;
+    int64_t have = kvs__store_holds(s, at - 1) ? at - 1 : first;
+    if (first == at || !kvs__store_holds(s, have)) {
+        return KVS_OK;
+    }
+    const kvs__seg *seg = NULL;
+    uint64_t slot = 0;
+    (void)kvs__store_locate(s, have, 1, &seg, &slot);
+    for (uint32_t h = 0; h < fmt->n_heads; h++) {
+        if (memcmp(kvs__center_at(s, seg, h, have, slot), center_row(p, fmt, h, c_stride, at, at),
+                   fmt->center_bytes) != 0) {
+            return kvs__fail(err, KVS_E_INVAL, "state",
+                             "plane k_center differs from the centre that the tokens before %lld "
+                             "have, head %u",
+                             (long long)at, h);
+        }
+    }
+    return KVS_OK;
+}
+
 static kvs_status check_import(const kvs__store *s, int64_t at, uint64_t n, const kvs_planes *p,
-                               kvs_err *err)
+                               uint64_t c_stride, kvs_err *err)
 {
     bool ring = kvs__store_slides(s);
     if (at != s->len &&
@@ -174,11 +244,11 @@ static kvs_status check_import(const kvs__store *s, int64_t at, uint64_t n, cons
             }
         }
     }
-    return KVS_OK;
+    return s->fmt.center_bytes ? check_centers(s, at, p, c_stride, err) : KVS_OK;
 }
 
 kvs_status kvs__layer_import_reserve(kvs_ctx *ctx, kvs__layer *l, int64_t at, uint64_t n,
-                                     const kvs_planes *p, kvs_err *err)
+                                     const kvs_planes *p, uint64_t c_stride, kvs_err *err)
 {
     if (at < 0 || at > INT64_MAX / 4 || n == 0 || n > (uint64_t)INT64_MAX / 4) {
         return kvs__fail(err, KVS_E_RANGE, "state", "import of %llu tokens at %lld",
@@ -196,12 +266,25 @@ kvs_status kvs__layer_import_reserve(kvs_ctx *ctx, kvs__layer *l, int64_t at, ui
     if (!s) {
         return KVS_E_UNSUPPORTED;
     }
-    st = check_import(s, at, n, p, err);
+    st = check_import(s, at, n, p, c_stride, err);
     return st == KVS_OK ? kvs__store_reserve(ctx, s, at, n, err) : st;
 }
 
+static void import_centers(kvs__store *s, int64_t begin, int64_t end, const kvs_planes *p,
+                           uint64_t c_stride)
+{
+    for (int64_t at = begin; at < end;) {
+        int64_t to = group_end(at, end);
+        for (uint32_t h = 0; h < s->fmt.n_heads; h++) {
+            kvs__center_put(s, h, at, (uint64_t)(to - at),
+                            center_row(p, &s->fmt, h, c_stride, begin, at));
+        }
+        at = to;
+    }
+}
+
 void kvs__layer_import(kvs_ctx *ctx, kvs__layer *l, int64_t at, uint64_t n, const kvs_planes *p,
-                       uint64_t stride)
+                       uint64_t stride, uint64_t c_stride)
 {
     kvs__store *s = import_target(l, at, n, NULL);
     if (KVS_NEVER(!s)) {
@@ -214,6 +297,9 @@ void kvs__layer_import(kvs_ctx *ctx, kvs__layer *l, int64_t at, uint64_t n, cons
         kvs__store_jump(s, at);
     }
     kvs__store_advance(s, n);
+    if (s->fmt.center_bytes) {
+        import_centers(s, at, at + (int64_t)n, p, c_stride);
+    }
     for (int side = 0; side < KVS__SIDES; side++) {
         for (int plane = 0; plane < KVS__PLANES; plane++) {
             if (s->fmt.side[side].n_units[plane] == 0) {
@@ -234,16 +320,18 @@ kvs_status kvs_cache_import(kvs_cache *c, uint32_t layer, int64_t at, uint64_t n
     kvs_status st = kvs__cache_own(c, layer, "import", &l, err);
     kvs_planes p = KVS_PLANES_INIT;
     st = st == KVS_OK ? read_planes(src, &p, err) : st;
-    st = st == KVS_OK ? kvs__layer_import_reserve(c->ctx, l, at, n, &p, err) : st;
+    uint64_t c_stride = kvs_center_groups(at < 0 ? 0 : at, n);
+    st = st == KVS_OK ? kvs__layer_import_reserve(c->ctx, l, at, n, &p, c_stride, err) : st;
     if (st == KVS_OK) {
-        kvs__layer_import(c->ctx, l, at, n, &p, n);
+        kvs__layer_import(c->ctx, l, at, n, &p, n, c_stride);
     }
     return st;
 }
 
-static bool same_codec(const kvs_codec *a, const kvs_codec *b)
+/* flags: those of rotate that count. */
+static bool same_codec(const kvs_codec *a, const kvs_codec *b, unsigned flags)
 {
-    return a->bits == b->bits && a->rotate == b->rotate && a->group == b->group &&
+    return a->bits == b->bits && ((a->rotate ^ b->rotate) & flags) == 0 && a->group == b->group &&
            a->dtype == b->dtype;
 }
 
@@ -265,7 +353,9 @@ kvs_status kvs_cache_convert(kvs_cache *c, uint32_t layer, const kvs_codec *k, c
     if (st == KVS_OK) {
         st = latent ? kvs__latent_check(&l->spec, k, err) : kvs_codec_check(v, l->spec.v_dim, err);
     }
-    if (st != KVS_OK || (same_codec(k, &l->spec.k) && same_codec(v, &l->spec.v))) {
+    if (st != KVS_OK ||
+        (same_codec(k, &l->spec.k, latent ? KVS_ROTATED : KVS_ROTATED | KVS_CENTERED) &&
+         same_codec(v, &l->spec.v, KVS_ROTATED))) {
         return st;
     }
     kvs__layer to = *l;

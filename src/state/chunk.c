@@ -38,6 +38,8 @@ size_t kvs__work_carve(const kvs__fmt *fmt, unsigned char *base, kvs__work *w)
 {
     size_t kd = fmt->side[KVS__K].shape.dim;
     size_t vd = fmt->side[KVS__V].shape.dim;
+    size_t centers = fmt->center_bytes ? KVS__CENTERS : 0;
+    float *batch = NULL;
     struct {
         float **at;
         size_t n;
@@ -53,12 +55,18 @@ size_t kvs__work_carve(const kvs__fmt *fmt, unsigned char *base, kvs__work *w)
         {&w->l, KVS__ROWS},
         {&w->tm, KVS__ROWS},
         {&w->tl, KVS__ROWS},
+        {&w->qt, centers ? KVS__ROWS * kd : 0},
+        {&w->cen, centers * kd},
+        {&w->qc, centers * KVS__ROWS},
+        {&w->ones, centers ? KVS_CENTER_GROUP : 0},
+        {&batch, centers ? sizeof *w->batch / sizeof(float) : 0},
     };
     size_t used = 0;
     for (size_t i = 0; i < KVS_COUNT(part); i++) {
-        *part[i].at = base ? (float *)(void *)(base + used) : NULL;
+        *part[i].at = base && part[i].n ? (float *)(void *)(base + used) : NULL;
         used += round_up(part[i].n * sizeof(float));
     }
+    w->batch = (int64_t *)(void *)batch;
     w->mask = base ? (uint16_t *)(void *)(base + used) : NULL;
     w->any = base ? w->mask + (size_t)KVS__ROWS * KVS__CHUNK_TILES : NULL;
     w->all = base ? w->any + KVS__CHUNK_TILES : NULL;
@@ -387,6 +395,85 @@ static void scores(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_
     flush(j, w, n, &run);
 }
 
+/* -- centres */
+
+void kvs__queries_ready(const kvs__job *j, const kvs__work *w, uint32_t n)
+{
+    size_t dim = j->s->fmt.side[KVS__K].shape.dim;
+    if (!j->s->fmt.center_bytes) {
+        return;
+    }
+    size_t whole = (n + KVS__TILE - 1) / KVS__TILE * KVS__TILE;
+    for (size_t r = 0; r < whole; r++) {
+        float *tile = w->qt + r / KVS__TILE * KVS__TILE * dim + r % KVS__TILE;
+        for (size_t d = 0; d < dim; d++) {
+            tile[d * KVS__TILE] = r < n ? w->q[r * dim + d] : 0.0f;
+        }
+    }
+    for (size_t i = 0; i < KVS_CENTER_GROUP; i++) {
+        w->ones[i] = 1.0f;
+    }
+    *w->batch = -1;
+}
+
+/* A position of the group from g0 on that a store holds, or -1. */
+static int64_t held_of(const kvs__store *s, int64_t g0)
+{
+    int64_t p = max64(g0, s->lo);
+    if (p < min64(g0 + (int64_t)KVS_CENTER_GROUP, s->len)) {
+        return p;
+    }
+    return kvs__store_holds(s, g0) ? g0 : -1;
+}
+
+/* Products of n rows with the centres of the batch. Of a group that is not stored: 0. */
+static void center_products(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_t n,
+                            int64_t batch)
+{
+    size_t dim = j->s->fmt.side[KVS__K].shape.dim;
+    for (size_t i = 0; i < KVS__CENTERS; i++) {
+        int64_t g0 = (batch * (int64_t)KVS__CENTERS + (int64_t)i) * (int64_t)KVS_CENTER_GROUP;
+        const kvs__store *s = j->s;
+        int64_t p = held_of(s, g0);
+        if (p < 0 && j->tail) {
+            s = j->tail;
+            p = held_of(s, g0);
+        }
+        if (p < 0) {
+            memset(w->cen + i * dim, 0, dim * sizeof(float));
+        } else {
+            kvs__center_get(j->kern, s, head, p, w->cen + i * dim);
+        }
+    }
+    j->kern->qk(w->qc, KVS__ROWS, w->cen, dim, KVS__CENTERS, w->qt,
+                (n + KVS__TILE - 1) / KVS__TILE, dim);
+    *w->batch = batch;
+}
+
+/* What the keys' residuals scored becomes the scores of the keys. */
+static void add_centers(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_t n,
+                        int64_t c0)
+{
+    const uint32_t tiles = KVS_CENTER_GROUP / KVS__TILE;
+    int64_t group = c0 / (int64_t)KVS_CENTER_GROUP;
+    int64_t batch = group / (int64_t)KVS__CENTERS;
+    if (*w->batch != batch) {
+        center_products(j, w, head, n, batch);
+    }
+    const float *qc = w->qc + (size_t)(group % (int64_t)KVS__CENTERS) * KVS__ROWS;
+    for (uint32_t t = 0; t < KVS__CHUNK_TILES; t += tiles) {
+        uint16_t any = 0;
+        for (uint32_t i = t; i < t + tiles; i++) {
+            any |= w->any[i];
+        }
+        if (any) { /* a sum: fma(product, 1, score) */
+            j->kern->pv(w->s + (size_t)t * KVS__TILE, KVS__CHUNK, qc, 1, n, w->ones, 0, 1,
+                        KVS_CENTER_GROUP);
+        }
+        qc += KVS__ROWS;
+    }
+}
+
 /* -- values */
 
 /* rows[i * dim + d] = tile[d * 16 + i] for all 16 lanes, dim a multiple of 8, in blocks of 4 x 4 that
@@ -534,6 +621,9 @@ bool kvs__chunk(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_t r
         t1--;
     }
     scores(j, w, head, n, c0);
+    if (j->s->fmt.center_bytes) {
+        add_centers(j, w, head, n, c0);
+    }
     j->kern->softmax(w->s + (size_t)t0 * KVS__TILE, KVS__CHUNK, n, t1 - t0, w->mask + t0,
                      KVS__CHUNK_TILES, j->d->softcap, w->m, w->l);
     values(j, w, head, n, c0);

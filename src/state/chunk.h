@@ -8,6 +8,9 @@
 
 #define KVS__ROWS 64u /* of a block: amortises decoding, and the scratch stays inside L2 */
 
+/* Groups whose centres are multiplied at a time: of 4 chunks, which threads take in a row. */
+#define KVS__CENTERS (4 * KVS__CHUNK / KVS_CENTER_GROUP)
+
 /* One read. */
 typedef struct kvs__job {
     kvs_ctx *ctx;
@@ -43,6 +46,12 @@ typedef struct kvs__work {
     float *l;
     float *tm; /* [KVS__ROWS] joined */
     float *tl;
+    /* of centred keys, else NULL */
+    float *qt;      /* [KVS__ROWS / 16][k_dim][16]: q with the rows innermost */
+    float *cen;     /* [KVS__CENTERS][k_dim]: the centres of a batch of groups */
+    float *qc;      /* [KVS__CENTERS][KVS__ROWS]: their products with the queries */
+    float *ones;    /* [KVS_CENTER_GROUP] */
+    int64_t *batch; /* which batch qc is of, -1: none yet */
     uint16_t *mask; /* [KVS__ROWS][16] */
     uint16_t *any;  /* [16] tokens that some row of the block sees, of a chunk */
     uint16_t *all;  /* [16] that every row sees */
@@ -50,6 +59,8 @@ typedef struct kvs__work {
 
 /* Carves a thread's arrays out of base; with base NULL only counts the bytes. */
 size_t kvs__work_carve(const kvs__fmt *fmt, unsigned char *base, kvs__work *w);
+/* To be called when w->q holds the queries of n rows. */
+void kvs__queries_ready(const kvs__job *j, const kvs__work *w, uint32_t n);
 /* Chunk at position c0 for rows [row0, row0 + n) of a KV head into w->acc, m, l; w->q holds their
  * queries. False: none of them sees anything of it. */
 bool kvs__chunk(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_t row0, uint32_t n,

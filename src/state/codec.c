@@ -5,7 +5,7 @@
  * Storage of affine codes equals MLX's bit for bit: the kernels give scale and bias in f32, the
  * narrow dtypes are rounded here with MLX's NaN. Rows need no order among themselves and groups
  * never cross a row, so all work is done on runs of groups that fit a stack buffer. Rotation is the
- * cache's business; it is checked and named here, and ignored by encode and decode. */
+ * cache's business, as are centres; they are checked and named here, and ignored by encode and decode. */
 #include <stdio.h>
 #include <string.h>
 
@@ -61,8 +61,9 @@ static kvs_status check_codec(const kvs_codec *c, kvs_err *err)
         return kvs__fail(err, KVS_E_INVAL, "state", "dtype %d of the codec is unknown",
                          (int)c->dtype);
     }
-    if (c->rotate > 1) {
-        return kvs__fail(err, KVS_E_INVAL, "state", "rotate %u is neither 0 nor 1",
+    if (c->rotate != 0 && c->rotate != KVS_ROTATED &&
+        c->rotate != (KVS_ROTATED | KVS_CENTERED)) {
+        return kvs__fail(err, KVS_E_INVAL, "state", "rotate %u is none of 0, 1, 3",
                          (unsigned)c->rotate);
     }
     if (c->bits != 0) {
@@ -125,7 +126,8 @@ size_t kvs_codec_name(const kvs_codec *codec, char *dst, size_t n)
         if (!plain) {
             (void)snprintf(dtype, sizeof dtype, "/%s", dtype_names[codec->dtype]);
         }
-        len = snprintf(dst, n, "%s%u%s%s", codec->rotate ? "q" : "affine", (unsigned)codec->bits,
+        const char *kind = codec->rotate & KVS_CENTERED ? "q" : "r";
+        len = snprintf(dst, n, "%s%u%s%s", codec->rotate ? kind : "affine", (unsigned)codec->bits,
                        group, dtype);
     }
     return len < 0 ? 0 : (size_t)len;
@@ -175,7 +177,8 @@ static bool parse_codec(const char *at, kvs_codec *c)
     }
     c->dtype = KVS_F16;
     c->group = 64;
-    c->rotate = take(&at, "q");
+    c->rotate = take(&at, "q") ? KVS_ROTATED | KVS_CENTERED : 0;
+    c->rotate = c->rotate == 0 && take(&at, "r") ? KVS_ROTATED : c->rotate;
     uint16_t bits = 0;
     if ((!c->rotate && !take(&at, "affine")) || !take_number(&at, &bits) || bits > 255) {
         return false;
@@ -198,8 +201,8 @@ kvs_status kvs_codec_parse(const char *name, kvs_codec *out, kvs_err *err)
     kvs_codec c = KVS_CODEC_DENSE(KVS_F32);
     if (!parse_codec(name, &c)) {
         return kvs__fail(err, KVS_E_INVAL, "state",
-                         "\"%.64s\" is no codec; f32, f16, bf16, affine4:64, affine4:64/bf16 and "
-                         "q4 are",
+                         "\"%.64s\" is no codec; f32, f16, bf16, affine4:64, affine4:64/bf16, "
+                         "q4 and r4 are",
                          name);
     }
     kvs_status st = check_codec(&c, err);

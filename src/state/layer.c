@@ -161,7 +161,7 @@ static void write_tokens(kvs_ctx *ctx, kvs__store *s, int64_t at, uint64_t n, co
 {
     if (n > 0) {
         kvs__store_advance(s, n);
-        kvs__store_write(ctx, s, at, n, kv, kv_pos);
+        kvs__store_write(ctx, s, NULL, at, n, kv, kv_pos);
     }
 }
 
@@ -296,7 +296,7 @@ static kvs_status attend_block(kvs_ctx *ctx, const kvs__layer *l, const kvs_atte
     if (st != KVS_OK) {
         return st;
     }
-    kvs__store_write(ctx, &tail, tail.lo, kv.n_tokens, &kv, tail.lo);
+    kvs__store_write(ctx, &tail, s, tail.lo, kv.n_tokens, &kv, tail.lo);
     kvs_attend at = *d;
     at.q_pos = tail.lo;
     kvs__attend_run(ctx, s, &tail, &at, 0, d->n_queries);

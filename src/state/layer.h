@@ -82,14 +82,14 @@ kvs_status kvs__layer_room(const kvs__layer *l, uint64_t n, kvs_err *err);
 /* What the first append beyond the conversion does, unless a round may need the dense copy. */
 void kvs__layer_drop_early(kvs_ctx *ctx, kvs__layer *l);
 /* Import in two halves: all that can fail, then the copy of planes whose heads are `stride` tokens
- * apart. */
+ * (centres: c_stride groups) apart. */
 kvs_status kvs__layer_import_reserve(kvs_ctx *ctx, kvs__layer *l, int64_t at, uint64_t n,
-                                     const kvs_planes *p, kvs_err *err);
+                                     const kvs_planes *p, uint64_t c_stride, kvs_err *err);
 void kvs__layer_import(kvs_ctx *ctx, kvs__layer *l, int64_t at, uint64_t n, const kvs_planes *p,
-                       uint64_t stride);
+                       uint64_t stride, uint64_t c_stride);
 /* Copies stored bytes of [begin, begin + n), all stored, to such planes. */
 void kvs__store_export(const kvs__store *s, int64_t begin, uint64_t n, const kvs_planes *p,
-                       uint64_t stride);
+                       uint64_t stride, uint64_t c_stride);
 kvs_status kvs__layer_reserve(kvs_ctx *ctx, kvs__layer *l, uint64_t n, kvs_err *err);
 /* Remembers what is held, and gives up what reserves since then have added. */
 void kvs__layer_mark(kvs__layer *l);

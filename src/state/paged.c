@@ -211,17 +211,32 @@ static paged_plan plan_reserve(const kvs__store *s, int64_t at, uint64_t n)
     return p;
 }
 
+/* Tells blocks of the table from entry i on where they lie in their groups of positions; others that
+ * refer to one have it in the same place. */
+static void set_phases(const kvs__store *s, uint64_t i)
+{
+    for (; i < s->n_segs; i++) {
+        uint64_t b = i < s->n_sink ? i : s->front + i - s->n_sink;
+        uint32_t phase = (uint32_t)(b * s->block % KVS_CENTER_GROUP);
+        if (s->table[i]->phase != phase) { /* not written where another thread may read */
+            s->table[i]->phase = phase;
+        }
+    }
+}
+
 /* Puts a copy of a block that others refer to in its place. */
 static void unshare(kvs__seg **at, kvs__seg *copy)
 {
     size_t head = copy->offset[KVS__K][0];
     memcpy((unsigned char *)copy + head, (const unsigned char *)*at + head, copy->bytes - head);
+    copy->phase = (*at)->phase;
     kvs__page_release(*at);
     *at = copy;
 }
 
 static void install(kvs__store *s, kvs__seg *list, uint64_t n)
 {
+    const uint64_t had = s->n_segs;
     /* the list is in the order opposite to that of taking; numbers low first */
     for (uint64_t i = n; i-- > 0;) {
         kvs__seg *next = list->next_free;
@@ -230,6 +245,7 @@ static void install(kvs__store *s, kvs__seg *list, uint64_t n)
         list = next;
     }
     s->n_segs += (uint32_t)n;
+    set_phases(s, had);
 }
 
 kvs_status kvs__paged_reserve(kvs_ctx *ctx, kvs__store *s, int64_t at, uint64_t n, kvs_err *err)
@@ -354,6 +370,7 @@ void kvs__paged_adopt(kvs__store *s, kvs__seg *const *page, uint64_t n, uint64_t
     s->front = first;
     s->lo = lo;
     s->len = len;
+    set_phases(s, 0);
 }
 
 kvs_status kvs__paged_fork(kvs_ctx *ctx, const kvs__store *src, int64_t n_tokens, kvs__store *dst,

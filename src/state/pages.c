@@ -221,7 +221,8 @@ static void prove(const kvs__page_chunk *chunk)
 
 bool kvs__fmt_same(const kvs__fmt *a, const kvs__fmt *b)
 {
-    bool same = a->n_heads == b->n_heads && a->n_sides == b->n_sides;
+    bool same = a->n_heads == b->n_heads && a->n_sides == b->n_sides &&
+                a->center_bytes == b->center_bytes;
     for (int i = 0; i < KVS__SIDES; i++) {
         const kvs__side *x = &a->side[i];
         const kvs__side *y = &b->side[i];
@@ -230,6 +231,15 @@ bool kvs__fmt_same(const kvs__fmt *a, const kvs__fmt *b)
                x->rot == y->rot;
     }
     return same;
+}
+
+uint32_t kvs__page_centers(uint32_t block)
+{
+    const uint32_t group = KVS_CENTER_GROUP;
+    if (block % group == 0 || group % block == 0) {
+        return block > group ? block / group : 1;
+    }
+    return (uint32_t)kvs__center_rows(block);
 }
 
 /* Unlike a segment's, all planes of one head lie together, so that reading a head of a block touches
@@ -246,6 +256,9 @@ static bool lay_out(const kvs__fmt *fmt, uint32_t block, kvs__seg *seg, size_t *
             head += ((size_t)cap * s->n_units[p] * s->unit_bytes[p] + 63) / 64 * 64;
         }
     }
+    const size_t centers = head;
+    const size_t rows = fmt->center_bytes ? kvs__page_centers(block) : 0;
+    head += (rows * fmt->center_bytes + 63) / 64 * 64;
     const size_t front = (sizeof *seg + 63) / 64 * 64;
     if (!kvs__mul_size(head, fmt->n_heads, bytes) || !kvs__add_size(*bytes, front, bytes)) {
         return false;
@@ -254,6 +267,9 @@ static bool lay_out(const kvs__fmt *fmt, uint32_t block, kvs__seg *seg, size_t *
         memset(seg, 0, sizeof *seg);
         seg->bytes = *bytes;
         seg->cap = cap;
+        seg->center_at = front + centers;
+        seg->center_head = head;
+        seg->n_centers = (uint32_t)rows;
         for (int i = 0; i < KVS__SIDES * KVS__PLANES; i++) {
             seg->offset[i / KVS__PLANES][i % KVS__PLANES] =
                 front + at[i / KVS__PLANES][i % KVS__PLANES];
@@ -520,6 +536,7 @@ kvs_status kvs__page_take(kvs_pages *p, const kvs__fmt *fmt, kvs__seg **out, kvs
     k->n_free--;
     k->n_held++;
     page->refs = 1;
+    page->phase = KVS__NO_PHASE;
     size_t head = page->offset[KVS__K][0];
     memset((unsigned char *)page + head, 0, page->bytes - head); /* I4 */
     prove(page->chunk);

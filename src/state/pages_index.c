@@ -110,7 +110,12 @@ size_t kvs__page_raw_bytes(const kvs__fmt *fmt, uint32_t block_tokens)
     for (int i = 0; i < KVS__SIDES * KVS__PLANES; i++) {
         sum += plane_bytes(fmt, i / KVS__PLANES, i % KVS__PLANES, cap);
     }
-    return sum * fmt->n_heads;
+    return (sum + kvs__page_centers(block_tokens) * (size_t)fmt->center_bytes) * fmt->n_heads;
+}
+
+static unsigned char *centers_of(const kvs__seg *page, uint32_t head)
+{
+    return (unsigned char *)(uintptr_t)page + page->center_at + head * page->center_head;
 }
 
 /* Zeros for the slots of one head from n on. */
@@ -134,34 +139,47 @@ static void clear_dead(const kvs__side *s, int side, int plane, uint32_t n, uint
 void kvs__page_get_raw(const kvs__seg *page, uint32_t n_tokens, unsigned char *dst)
 {
     const kvs__fmt *fmt = kvs__page_fmt(page);
-    for (uint32_t i = 0; i < fmt->n_heads * KVS__SIDES * KVS__PLANES; i++) {
-        uint32_t head = i / (KVS__SIDES * KVS__PLANES);
-        int side = (int)(i / KVS__PLANES % KVS__SIDES);
-        int p = (int)(i % KVS__PLANES);
-        size_t bytes = plane_bytes(fmt, side, p, page->cap);
-        if (bytes > 0) {
+    const size_t centers = page->n_centers * (size_t)fmt->center_bytes;
+    uint64_t groups = n_tokens ? (page->phase + (uint64_t)n_tokens - 1) / KVS_CENTER_GROUP + 1 : 0;
+    groups = page->phase == KVS__NO_PHASE ? page->n_centers : groups;
+    for (uint32_t head = 0; head < fmt->n_heads; head++) {
+        for (int i = 0; i < KVS__SIDES * KVS__PLANES; i++) {
+            int side = i / KVS__PLANES;
+            int p = i % KVS__PLANES;
+            size_t bytes = plane_bytes(fmt, side, p, page->cap);
+            if (bytes == 0) {
+                continue;
+            }
             memcpy(dst, kvs__seg_at(page, side, p, head), bytes);
             if (n_tokens < page->cap) {
                 clear_dead(&fmt->side[side], side, p, n_tokens, page->cap, dst);
             }
             dst += bytes;
         }
+        memcpy(dst, centers_of(page, head), centers);
+        if (groups < page->n_centers) {
+            memset(dst + groups * fmt->center_bytes, 0,
+                   (size_t)(page->n_centers - groups) * fmt->center_bytes);
+        }
+        dst += centers;
     }
 }
 
 void kvs__page_set_raw(kvs__seg *page, const unsigned char *src)
 {
     const kvs__fmt *fmt = kvs__page_fmt(page);
+    const size_t centers = page->n_centers * (size_t)fmt->center_bytes;
     KVS_ASSERT(page->refs == 1 && page->kept == 1);
-    for (uint32_t i = 0; i < fmt->n_heads * KVS__SIDES * KVS__PLANES; i++) {
-        uint32_t head = i / (KVS__SIDES * KVS__PLANES);
-        int side = (int)(i / KVS__PLANES % KVS__SIDES);
-        int p = (int)(i % KVS__PLANES);
-        size_t bytes = plane_bytes(fmt, side, p, page->cap);
-        if (bytes > 0) {
-            memcpy(kvs__seg_at(page, side, p, head), src, bytes);
-            src += bytes;
+    for (uint32_t head = 0; head < fmt->n_heads; head++) {
+        for (int i = 0; i < KVS__SIDES * KVS__PLANES; i++) {
+            size_t bytes = plane_bytes(fmt, i / KVS__PLANES, i % KVS__PLANES, page->cap);
+            if (bytes > 0) {
+                memcpy(kvs__seg_at(page, i / KVS__PLANES, i % KVS__PLANES, head), src, bytes);
+                src += bytes;
+            }
         }
+        memcpy(centers_of(page, head), src, centers);
+        src += centers;
     }
 }
 

@@ -84,6 +84,8 @@ bool kvs__pages_need(const kvs_pages_opts *opts, const kvs__fmt *fmt, uint64_t n
 size_t kvs__pages_head(void);
 /* Bytes of one block, its header included; false on overflow. */
 bool kvs__page_size(const kvs__fmt *fmt, uint32_t block_tokens, size_t *bytes);
+/* Groups of positions that a block can hold tokens of, at any place in the table. */
+uint32_t kvs__page_centers(uint32_t block_tokens);
 bool kvs__fmt_same(const kvs__fmt *a, const kvs__fmt *b);
 
 /* -- what a prefix index needs (pages_index.c) */
@@ -105,10 +107,11 @@ kvs_status kvs__page_need_of(const kvs_cache *c, uint32_t layer, uint64_t n_toke
 kvs_status kvs__page_keep_of(const kvs_cache *c, uint32_t layer, uint64_t block,
                              uint64_t n_committed, kvs__seg **out, kvs_err *err);
 /* Bytes of a block without padding: head after head its K planes, then its V planes (codes or
- * elements, scales, biases), where K slots come in tiles as kvs_span says and V slots in rows; slots are the
+ * elements, scales, biases), then the centres of the groups that it has tokens of, where K slots come in tiles as kvs_span says and V slots in rows; slots are the
  * block's tokens rounded up to 16. Depends on the format and block_tokens alone. */
 size_t kvs__page_raw_bytes(const kvs__fmt *fmt, uint32_t block_tokens);
-/* Slots from n_tokens on are written as zeros, whatever a rewound token left there. */
+/* Slots from n_tokens on, and centres of groups that begin there, are written as zeros, whatever a
+ * rewound token left there. */
 void kvs__page_get_raw(const kvs__seg *page, uint32_t n_tokens, unsigned char *dst);
 /* Into a block of kvs__page_fresh that nobody else refers to. */
 void kvs__page_set_raw(kvs__seg *page, const unsigned char *src);

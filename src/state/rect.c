@@ -203,6 +203,10 @@ static kvs_planes planes_of_row(const rect *r, const kvs__fmt *fmt, uint32_t b, 
             to[plane] = there ? cell(r, fmt, side, plane, b, 0, column) : NULL;
         }
     }
+    if (r->planes.k_center) {
+        size_t row = (size_t)kvs__center_rows(r->width) * fmt->center_bytes;
+        p.k_center = (unsigned char *)r->planes.k_center + (size_t)b * fmt->n_heads * row;
+    }
     return p;
 }
 
@@ -301,9 +305,13 @@ kvs_status kvs_rect_export(const kvs_rows *set, const kvs_rect *desc, kvs_err *e
                 put_values(set, &r, s, b, side, rows);
             }
         }
+        if (raw(&r) && fmt->center_bytes && r.planes.k_center) {
+            size_t row = (size_t)kvs__center_rows(r.width) * fmt->center_bytes * fmt->n_heads;
+            memset((unsigned char *)r.planes.k_center + b * row, 0, row);
+        }
         if (raw(&r) && n > 0) {
             kvs_planes p = planes_of_row(&r, fmt, b, r.rows[b].start);
-            kvs__store_export(s, r.rows[b].first, n, &p, r.width);
+            kvs__store_export(s, r.rows[b].first, n, &p, r.width, kvs__center_rows(r.width));
         }
     }
     kvs__free(set->ctx, rows, KVS__TILE * dims * sizeof *rows);
@@ -323,7 +331,8 @@ static kvs_status reserve_row(const kvs_rows *set, const rect *r, uint32_t b, kv
     }
     if (raw(r)) {
         kvs_planes p = planes_of_row(r, rect_fmt(set, r, true), b, w->start);
-        return kvs__layer_import_reserve(set->ctx, l, w->first, n, &p, err);
+        return kvs__layer_import_reserve(set->ctx, l, w->first, n, &p, kvs__center_rows(r->width),
+                                         err);
     }
     if (w->first != kvs__layer_len(l) || !r->planes.k[0] || !r->planes.v[0]) {
         return kvs__fail(err, r->planes.k[0] && r->planes.v[0] ? KVS_E_RANGE : KVS_E_INVAL, "state",
@@ -383,7 +392,8 @@ kvs_status kvs_rect_import(kvs_rows *set, const kvs_rect *desc, kvs_err *err)
         }
         if (raw(&r)) {
             kvs_planes p = planes_of_row(&r, rect_fmt(set, &r, true), b, w->start);
-            kvs__layer_import(set->ctx, l, w->first, w->end - w->start, &p, r.width);
+            kvs__layer_import(set->ctx, l, w->first, w->end - w->start, &p, r.width,
+                              kvs__center_rows(r.width));
         } else {
             import_values(set, &r, b);
         }

@@ -34,7 +34,7 @@ void kvs__side_init(kvs__side *side, const kvs_codec *codec, uint32_t dim)
         side->unit_bytes[0] = dtype_bytes(codec->dtype);
         return;
     }
-    side->rot = codec->rotate ? rotation_block(dim) : 0;
+    side->rot = codec->rotate & KVS_ROTATED ? rotation_block(dim) : 0;
     side->n_units[0] = dim / 32 * codec->bits;
     side->unit_bytes[0] = 4;
     for (int p = 1; p < KVS__PLANES; p++) {
@@ -83,8 +83,20 @@ static bool lay_out(const kvs__fmt *fmt, uint64_t cap, kvs__seg *seg, size_t *by
             }
         }
     }
-    *bytes = at;
-    return true;
+    uint64_t rows = fmt->center_bytes ? kvs__center_rows(cap) : 0;
+    size_t head = 0;
+    size_t plane = 0;
+    if (rows > UINT32_MAX || !kvs__mul_size((size_t)rows, fmt->center_bytes, &head) ||
+        !kvs__mul_size(head, fmt->n_heads, &plane) ||
+        !kvs__align_size(plane, PLANE_ALIGN, &plane)) {
+        return false;
+    }
+    if (seg) {
+        seg->center_at = at;
+        seg->center_head = head;
+        seg->n_centers = (uint32_t)rows;
+    }
+    return kvs__add_size(at, plane, bytes);
 }
 
 bool kvs__seg_size(const kvs__fmt *fmt, uint64_t cap, size_t *bytes)
@@ -143,13 +155,17 @@ void kvs__store_init(kvs__store *s, const kvs_layer_spec *spec, const kvs_codec 
     s->fmt.n_sides = KVS__SIDES;
     if (spec->kind == KVS_LAYER_LATENT) {
         latent_side(&s->fmt);
+    } else if (k->rotate & KVS_CENTERED) {
+        s->fmt.center_bytes = spec->k_dim * dtype_bytes(k->dtype);
     }
     s->layout = spec->layout;
     s->window = spec->window;
     s->sinks = spec->sinks;
     if (kvs__store_slides(s)) {
         uint64_t block = spec->max_block ? spec->max_block : 1;
-        s->ring_cap = round_tile((uint64_t)spec->window - 1 + block);
+        /* a centred append needs the token before it, for the centre of their group */
+        uint64_t before = spec->window == 1 && s->fmt.center_bytes ? 1 : spec->window - 1;
+        s->ring_cap = round_tile(before + block);
     } else {
         s->first_cap = reserve_tokens ? round_tile(reserve_tokens) : FIRST_SEG;
     }
@@ -235,8 +251,12 @@ static bool must_part(const kvs__store *s, uint32_t i, int64_t at, int64_t end)
         return !s->owned[i];
     }
     /* A ring's slot is shared by all positions of one remainder; an import may jump any distance.
-     * The pinned slots start `ahead` slots after those of `at`. */
+     * The pinned slots start `ahead` slots after those of `at`. Centres have a remainder of their
+     * own, which is safe within one round. */
     int64_t cap = (int64_t)s->ring_cap;
+    if (s->fmt.center_bytes && (at < seg->pin_lo || end - seg->pin_lo > cap)) {
+        return true;
+    }
     int64_t ahead = ((seg->pin_lo - at) % cap + cap) % cap;
     return ahead < end - at || cap - ahead < seg->pin_hi - seg->pin_lo;
 }
@@ -272,6 +292,20 @@ void kvs__store_trim(kvs_ctx *ctx, kvs__store *s, uint32_t n_segs, uint64_t tabl
     }
 }
 
+/* Centres of the n positions from `at` on, at slot `from` of one segment and `to` of the other. */
+static void copy_centers(const kvs__store *src, const kvs__seg *seg, int64_t at, int64_t n,
+                         uint64_t from, kvs__seg *dst, uint64_t to)
+{
+    int64_t step = 0;
+    for (int64_t i = 0; src->fmt.center_bytes && i < n; i += step) {
+        step = (int64_t)KVS_CENTER_GROUP - (at + i) % (int64_t)KVS_CENTER_GROUP;
+        for (uint32_t h = 0; h < src->fmt.n_heads; h++) {
+            memcpy(kvs__center_at(src, dst, h, at + i, to + (uint64_t)i),
+                   kvs__center_at(src, seg, h, at + i, from + (uint64_t)i), src->fmt.center_bytes);
+        }
+    }
+}
+
 /* Copies positions [at, end), `at` on the tile grid, from a store to a segment whose slot 0 is
  * position `first`: bytes, no value changes. */
 static void copy_tokens(const kvs__store *src, int64_t at, int64_t end, kvs__seg *dst,
@@ -295,6 +329,7 @@ static void copy_tokens(const kvs__store *src, int64_t at, int64_t end, kvs__seg
                        v_bytes);
             }
         }
+        copy_centers(src, seg, at, (int64_t)n, from, dst, slot);
         at += (int64_t)n;
     }
 }

@@ -34,6 +34,7 @@ typedef struct kvs__side {
 typedef struct kvs__fmt {
     uint32_t n_heads;
     uint32_t n_sides; /* KVS__SIDES, or 1: latent, V is a part of K and has no planes */
+    uint32_t center_bytes; /* of the centre of a group of keys, one head; 0: not centred */
     kvs__side side[KVS__SIDES];
 } kvs__fmt;
 
@@ -48,7 +49,13 @@ typedef struct kvs__seg {
     struct kvs__seg *next_free;    /* a free block, or one of a list being made */
     size_t offset[KVS__SIDES][KVS__PLANES];     /* of head 0 from `this` */
     size_t head_bytes[KVS__SIDES][KVS__PLANES]; /* from one head to the next */
+    size_t center_at;                           /* of head 0's centres from `this` */
+    size_t center_head;                         /* from one head to the next */
+    uint32_t n_centers;                         /* of a head */
+    uint32_t phase; /* a pool's block: its first position mod KVS_CENTER_GROUP; KVS__NO_PHASE: none */
 } kvs__seg;
+
+#define KVS__NO_PHASE UINT32_MAX /* not in the table of a store yet */
 
 /* I1  Stored are the positions [lo, len) and [0, min(sinks, len)).
  * I2  grow: lo == 0; position p lies in the last segment with first <= p, at slot p - first. So a
@@ -59,6 +66,7 @@ typedef struct kvs__seg {
  * I5  Of the stores that share a segment at most one owns it. Only the owner writes there, and not
  *     over pinned positions: all that a view or another store reads is pinned. Others get a segment
  *     of their own first: grow starts one behind what is shared, a ring copies its (bounded) one.
+ * I7  A segment that holds a token of a group of positions holds the group's centre, too.
  * I6  paged (paged.c): position p lies at slot p mod block of block number b = p / block, which is
  *     table[b] for b < n_sink, table[n_sink + b - front] beyond; all n_segs entries are blocks, those
  *     from ceil(len / block) on are this store's alone. */
@@ -88,6 +96,11 @@ typedef struct kvs__store {
 
 /* Fills side from a checked codec. */
 void kvs__side_init(kvs__side *side, const kvs_codec *codec, uint32_t dim);
+/* Groups that n positions in a row belong to, wherever they start. */
+static inline uint64_t kvs__center_rows(uint64_t n)
+{
+    return (n + 2 * KVS_CENTER_GROUP - 2) / KVS_CENTER_GROUP;
+}
 /* False on overflow. */
 bool kvs__seg_size(const kvs__fmt *fmt, uint64_t cap, size_t *bytes);
 
@@ -109,6 +122,18 @@ static inline unsigned char *kvs__v_row_at(const kvs__store *s, const kvs__seg *
 {
     const kvs__side *v = &s->fmt.side[KVS__V];
     return kvs__seg_at(seg, KVS__V, plane, head) + slot * v->n_units[plane] * v->unit_bytes[plane];
+}
+
+/* The centre of the group of a position that lies at this slot. */
+static inline unsigned char *kvs__center_at(const kvs__store *s, const kvs__seg *seg, uint32_t head,
+                                            int64_t pos, uint64_t slot)
+{
+    uint64_t group = (uint64_t)pos / KVS_CENTER_GROUP;
+    uint64_t row = s->layout == KVS_LAYOUT_RING
+                       ? group % seg->n_centers
+                       : group - ((uint64_t)pos - slot) / KVS_CENTER_GROUP;
+    return (unsigned char *)(uintptr_t)seg + seg->center_at + head * seg->center_head +
+           row * s->fmt.center_bytes;
 }
 
 /* An empty store of a checked spec with these codecs; allocates nothing. */
@@ -197,16 +222,21 @@ void kvs__paged_adopt(kvs__store *s, kvs__seg *const *page, uint64_t n, uint64_t
 /* -- writing (write.c) */
 
 /* Encodes and stores rows of positions [at, at + n) given as kv, whose row 0 is position kv_pos.
- * Room was reserved; cannot fail. */
-void kvs__store_write(kvs_ctx *ctx, kvs__store *s, int64_t at, uint64_t n, const kvs_kv *kv,
-                      int64_t kv_pos);
+ * `before` holds the positions below s->lo, which s goes on from (block reads), else NULL. Room was
+ * reserved; cannot fail. */
+void kvs__store_write(kvs_ctx *ctx, kvs__store *s, const kvs__store *before, int64_t at, uint64_t n,
+                      const kvs_kv *kv, int64_t kv_pos);
 /* Decodes positions [at, at + n), n <= KVS__TILE, all stored and inside one tile of the position
  * grid, of one head to f32 rows in the original domain (rotation undone): dst [n][dim]. */
 void kvs__store_read(kvs_ctx *ctx, const kvs__store *s, int side, uint32_t head, int64_t at,
                      uint64_t n, float *dst);
-/* Encodes f32 rows [n][dim] (original domain) at positions [at, at + n) of one head, one side. */
+/* The same in the domain that they are stored in (a centre is added). */
+void kvs__store_read_stored(kvs_ctx *ctx, const kvs__store *s, int side, uint32_t head, int64_t at,
+                            uint64_t n, float *dst);
+/* Encodes f32 rows [n][dim] (original domain) at positions [at, at + n) of one head, one side;
+ * center [dim] is taken off first, NULL: none. */
 void kvs__store_put(kvs_ctx *ctx, kvs__store *s, int side, uint32_t head, int64_t at, uint64_t n,
-                    float *rows, unsigned char *scratch);
+                    float *rows, const float *center, unsigned char *scratch);
 size_t kvs__put_scratch_bytes(const kvs__fmt *fmt);
 /* Re-encodes every stored token of src in dst (empty, room reserved), of the same layout. */
 void kvs__store_transcode(kvs_ctx *ctx, kvs__store *dst, const kvs__store *src);
@@ -217,6 +247,19 @@ void kvs__store_get_units(const kvs__store *s, int side, int plane, uint32_t hea
                           uint64_t n, unsigned char *dst);
 void kvs__store_set_units(kvs__store *s, int side, int plane, uint32_t head, int64_t at, uint64_t n,
                           const unsigned char *src);
+
+/* -- centres (center.c) */
+
+/* The centre of the group of a stored position as f32 [k_dim]. */
+void kvs__center_get(const kvs__kern *kern, const kvs__store *s, uint32_t head, int64_t pos,
+                     float *dst);
+/* Stores it in every segment that holds one of the positions [at, at + n), all of one group. */
+void kvs__center_put(kvs__store *s, uint32_t head, int64_t at, uint64_t n, const void *center);
+/* The centre of the group that begins at `first`, rounded as it is stored, to `stored`, and as f32 to
+ * dst: the mean of the positions before it that `before` or s holds (numerics.md), 0 where one of them
+ * is missing or lies below `from` and is no sink. rows [KVS__TILE][k_dim] is scratch. */
+void kvs__center_make(kvs_ctx *ctx, const kvs__store *s, const kvs__store *before, int64_t from,
+                      uint32_t head, int64_t first, float *rows, float *dst, void *stored);
 
 /* -- reading (attend.c) */
 

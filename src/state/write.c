@@ -46,9 +46,17 @@ static size_t rows_bytes(const kvs__fmt *fmt)
     return round_up((size_t)KVS__TILE * (k > v ? k : v) * sizeof(float));
 }
 
+/* A centre as f32, and as it is stored. */
+static size_t center_bytes(const kvs__fmt *fmt)
+{
+    size_t f32 = round_up(fmt->side[KVS__K].shape.dim * sizeof(float));
+    return fmt->center_bytes ? 2 * f32 : 0;
+}
+
 bool kvs__write_scratch_bytes(const kvs__fmt *fmt, uint32_t n_threads, size_t *bytes)
 {
-    return kvs__mul_size(2 * rows_bytes(fmt) + kvs__put_scratch_bytes(fmt), n_threads, bytes);
+    return kvs__mul_size(2 * rows_bytes(fmt) + kvs__put_scratch_bytes(fmt) + center_bytes(fmt),
+                         n_threads, bytes);
 }
 
 static put_scratch carve(const kvs__side *s, unsigned char *at)
@@ -74,11 +82,16 @@ static void store_scales(void *dst, kvs_dtype dtype, const float *src, size_t n)
 }
 
 static void encode(const kvs__kern *kern, const kvs__side *s, size_t n, float *rows,
-                   const put_scratch *p)
+                   const float *center, const put_scratch *p)
 {
     size_t dim = s->shape.dim;
     if (s->rot) {
         kern->hadamard(rows, n * dim / s->rot, s->rot);
+    }
+    for (size_t i = 0; center && i < n; i++) {
+        for (size_t d = 0; d < dim; d++) {
+            rows[i * dim + d] -= center[d];
+        }
     }
     if (s->shape.bits) {
         size_t groups = n * s->n_units[1];
@@ -187,11 +200,11 @@ static void place_all(kvs__store *s, int side, int plane, uint32_t head, int64_t
 }
 
 void kvs__store_put(kvs_ctx *ctx, kvs__store *s, int side, uint32_t head, int64_t at, uint64_t n,
-                    float *rows, unsigned char *scratch)
+                    float *rows, const float *center, unsigned char *scratch)
 {
     const kvs__side *sd = &s->fmt.side[side];
     put_scratch p = carve(sd, scratch);
-    encode(kvs__ctx_kern(ctx), sd, (size_t)n, rows, &p);
+    encode(kvs__ctx_kern(ctx), sd, (size_t)n, rows, center, &p);
     for (int plane = 0; plane < KVS__PLANES; plane++) {
         if (sd->n_units[plane]) {
             place_all(s, side, plane, head, at, n, p.units[plane]);
@@ -254,8 +267,10 @@ typedef struct write_job {
     const kvs__store *src; /* transcode */
     const kvs_kv *kv;      /* write */
     int64_t kv_pos;
+    const kvs__store *before; /* write: positions below dst->lo */
     int64_t begin;
     int64_t end;
+    int64_t from; /* centred: where positions begin that a centre may be made of, sinks apart */
     uint32_t n_heads;
     size_t thread_bytes;
     unsigned char *scratch;
@@ -274,55 +289,121 @@ static bool item_range(const write_job *j, size_t item, uint32_t *head, int64_t 
     return hi > *at;
 }
 
-static size_t n_items(const write_job *j)
+static size_t n_tiles(const write_job *j)
 {
     int64_t tiles =
         (j->end + (int64_t)KVS__TILE - 1) / (int64_t)KVS__TILE - j->begin / (int64_t)KVS__TILE;
-    return (size_t)tiles * j->n_heads;
+    return (size_t)tiles;
 }
 
-static void write_item(void *arg, size_t item, uint32_t thread)
+/* Rows of one side and head, at most a tile. */
+static void write_rows(const write_job *j, int side, uint32_t head, int64_t at, uint64_t n,
+                       const float *center, unsigned char *scratch)
+{
+    float *rows = (float *)(void *)scratch;
+    unsigned char *rest = scratch + 2 * rows_bytes(&j->dst->fmt);
+    const kvs__kern *kern = kvs__ctx_kern(j->ctx);
+    const unsigned char *base = side == KVS__K ? j->kv->k : j->kv->v;
+    size_t hs = side == KVS__K ? j->kv->k_head_stride : j->kv->v_head_stride;
+    size_t ts = side == KVS__K ? j->kv->k_token_stride : j->kv->v_token_stride;
+    size_t elem = j->kv->dtype == KVS_F32 ? 4 : 2;
+    const kvs__shape *shape = &j->dst->fmt.side[side].shape;
+    size_t dim = shape->dim;
+    size_t hstride = hs ? hs : dim;
+    size_t tstride = ts ? ts : dim * j->n_heads;
+    /* elements of the stored type are not touched: widening would quiet a signalling NaN */
+    bool copy = shape->bits == 0 && shape->dtype == j->kv->dtype;
+    for (uint64_t i = 0; i < n; i++) {
+        size_t t = (size_t)(at - j->kv_pos) + (size_t)i;
+        const unsigned char *src = base + (t * tstride + head * hstride) * elem;
+        if (copy) {
+            memcpy(scratch + i * dim * elem, src, dim * elem);
+        } else {
+            widen(kern, rows + i * dim, src, j->kv->dtype, dim);
+        }
+    }
+    if (copy) {
+        place_all(j->dst, side, 0, head, at, n, scratch);
+    } else {
+        kvs__store_put(j->ctx, j->dst, side, head, at, n, rows, center, rest);
+    }
+}
+
+static void put_rows(const write_job *j, int side, uint32_t head, int64_t at, uint64_t n,
+                     const float *center, unsigned char *scratch)
+{
+    float *rows = (float *)(void *)scratch;
+    if (j->kv) {
+        write_rows(j, side, head, at, n, center, scratch);
+        return;
+    }
+    kvs__store_read(j->ctx, j->src, side, head, at, n, rows);
+    kvs__store_put(j->ctx, j->dst, side, head, at, n, rows, center,
+                   scratch + 2 * rows_bytes(&j->dst->fmt));
+}
+
+/* The centre of the group of position `at`, of which no position from `at` on is written yet: the
+ * one that earlier tokens of the group have, else made. */
+static void center_of(const write_job *j, uint32_t head, int64_t at, float *rows, float *center,
+                      void *stored)
+{
+    const kvs__store *s = j->dst;
+    int64_t first = at - at % (int64_t)KVS_CENTER_GROUP;
+    const kvs__store *old = j->before && at == s->lo ? j->before : s;
+    int64_t have = kvs__store_holds(old, at - 1) ? at - 1 : first;
+    if (first < at && kvs__store_holds(old, have)) {
+        const kvs__seg *seg = NULL;
+        uint64_t slot = 0;
+        (void)kvs__store_locate(old, have, 1, &seg, &slot);
+        memcpy(stored, kvs__center_at(old, seg, head, have, slot), s->fmt.center_bytes);
+        kvs__center_get(kvs__ctx_kern(j->ctx), old, head, have, center);
+        return;
+    }
+    kvs__center_make(j->ctx, s, j->before, j->from, head, first, rows, center, stored);
+}
+
+/* Centred keys of one head, in ascending order: a group's centre is made of the keys before it. */
+static void put_centered(const write_job *j, uint32_t head, unsigned char *scratch)
+{
+    const kvs__fmt *fmt = &j->dst->fmt;
+    unsigned char *at_center = scratch + 2 * rows_bytes(fmt) + kvs__put_scratch_bytes(fmt);
+    float *center = (float *)(void *)at_center;
+    void *stored = at_center + center_bytes(fmt) / 2;
+    for (int64_t at = j->begin; at < j->end;) {
+        int64_t end = at + (int64_t)KVS__TILE - at % (int64_t)KVS__TILE;
+        end = end < j->end ? end : j->end;
+        if (at == j->begin || at % (int64_t)KVS_CENTER_GROUP == 0) {
+            center_of(j, head, at, (float *)(void *)scratch, center, stored);
+        }
+        kvs__center_put(j->dst, head, at, (uint64_t)(end - at), stored);
+        put_rows(j, KVS__K, head, at, (uint64_t)(end - at), center, scratch);
+        at = end;
+    }
+}
+
+/* Items of a centred store: the keys of each head, then tiles of values. */
+static void put_item(void *arg, size_t item, uint32_t thread)
 {
     const write_job *j = arg;
     uint32_t head = 0;
     int64_t at = 0;
     uint64_t n = 0;
+    unsigned char *scratch = j->scratch + thread * j->thread_bytes;
+    bool centered = j->dst->fmt.center_bytes > 0;
+    if (centered && item < j->n_heads) {
+        put_centered(j, (uint32_t)item, scratch);
+        return;
+    }
+    item -= centered ? j->n_heads : 0;
     if (!item_range(j, item, &head, &at, &n)) {
         return;
     }
-    unsigned char *scratch = j->scratch + thread * j->thread_bytes;
-    float *rows = (float *)(void *)scratch;
-    unsigned char *rest = scratch + 2 * rows_bytes(&j->dst->fmt);
-    const kvs__kern *kern = kvs__ctx_kern(j->ctx);
-    const unsigned char *base[KVS__SIDES] = {j->kv->k, j->kv->v};
-    size_t ts[KVS__SIDES] = {j->kv->k_token_stride, j->kv->v_token_stride};
-    size_t hs[KVS__SIDES] = {j->kv->k_head_stride, j->kv->v_head_stride};
-    size_t elem = j->kv->dtype == KVS_F32 ? 4 : 2;
-    for (int side = 0; side < KVS__SIDES && side < (int)j->dst->fmt.n_sides; side++) {
-        const kvs__shape *shape = &j->dst->fmt.side[side].shape;
-        size_t dim = shape->dim;
-        size_t hstride = hs[side] ? hs[side] : dim;
-        size_t tstride = ts[side] ? ts[side] : dim * j->n_heads;
-        /* elements of the stored type are not touched: widening would quiet a signalling NaN */
-        bool copy = shape->bits == 0 && shape->dtype == j->kv->dtype;
-        for (uint64_t i = 0; i < n; i++) {
-            size_t t = (size_t)(at - j->kv_pos) + (size_t)i;
-            const unsigned char *src = base[side] + (t * tstride + head * hstride) * elem;
-            if (copy) {
-                memcpy(scratch + i * dim * elem, src, dim * elem);
-            } else {
-                widen(kern, rows + i * dim, src, j->kv->dtype, dim);
-            }
-        }
-        if (copy) {
-            place_all(j->dst, side, 0, head, at, n, scratch);
-        } else {
-            kvs__store_put(j->ctx, j->dst, side, head, at, n, rows, rest);
-        }
+    for (int side = centered; side < KVS__SIDES && side < (int)j->dst->fmt.n_sides; side++) {
+        put_rows(j, side, head, at, n, NULL, scratch);
     }
 }
 
-static void run_job(write_job *j, kvs__item_fn fn)
+static void run_job(write_job *j)
 {
     size_t bytes = 0;
     uint32_t threads = kvs__ctx_threads(j->ctx);
@@ -331,31 +412,33 @@ static void run_job(write_job *j, kvs__item_fn fn)
     (void)fits;
     j->thread_bytes = bytes / threads;
     j->scratch = kvs__ctx_scratch(j->ctx, bytes);
-    size_t n = n_items(j);
+    size_t tiles = n_tiles(j) * j->n_heads;
+    size_t n = tiles + (j->dst->fmt.center_bytes ? j->n_heads : 0);
     /* One token of a few heads is not worth waking a thread: about 1 us of work a row. */
-    if (n < 16) {
+    if (tiles < 16) {
         for (size_t i = 0; i < n; i++) {
-            fn(j, i, 0);
+            put_item(j, i, 0);
         }
     } else {
-        kvs__pool_run(kvs__ctx_pool(j->ctx), n, fn, j);
+        kvs__pool_run(kvs__ctx_pool(j->ctx), n, put_item, j);
     }
 }
 
-void kvs__store_write(kvs_ctx *ctx, kvs__store *s, int64_t at, uint64_t n, const kvs_kv *kv,
-                      int64_t kv_pos)
+void kvs__store_write(kvs_ctx *ctx, kvs__store *s, const kvs__store *before, int64_t at, uint64_t n,
+                      const kvs_kv *kv, int64_t kv_pos)
 {
     write_job j = {.ctx = ctx,
                    .dst = s,
                    .kv = kv,
                    .kv_pos = kv_pos,
+                   .before = before,
                    .begin = at,
                    .end = at + (int64_t)n,
                    .n_heads = s->fmt.n_heads};
-    run_job(&j, write_item);
+    run_job(&j);
 }
 
-void kvs__store_read(kvs_ctx *ctx, const kvs__store *s, int side, uint32_t head, int64_t at,
+void kvs__store_read_stored(kvs_ctx *ctx, const kvs__store *s, int side, uint32_t head, int64_t at,
                      uint64_t n, float *dst)
 {
     const kvs__kern *kern = kvs__ctx_kern(ctx);
@@ -384,42 +467,42 @@ void kvs__store_read(kvs_ctx *ctx, const kvs__store *s, int side, uint32_t head,
             gather(dst + done * dim, (const unsigned char *)tile, (size_t)m, dim, sizeof(float),
                    slot % KVS__TILE);
         }
+        if (side == KVS__K && s->fmt.center_bytes) {
+            kvs__center_get(kern, s, head, at + (int64_t)done, tile);
+            for (size_t i = 0; i < m * dim; i += dim) {
+                for (size_t d = 0; d < dim; d++) {
+                    dst[done * dim + i + d] += tile[d];
+                }
+            }
+        }
         done += m;
-    }
-    if (sd->rot) {
-        kern->hadamard(dst, (size_t)n * dim / sd->rot, sd->rot);
     }
 }
 
-static void transcode_item(void *arg, size_t item, uint32_t thread)
+void kvs__store_read(kvs_ctx *ctx, const kvs__store *s, int side, uint32_t head, int64_t at,
+                     uint64_t n, float *dst)
 {
-    const write_job *j = arg;
-    uint32_t head = 0;
-    int64_t at = 0;
-    uint64_t n = 0;
-    if (!item_range(j, item, &head, &at, &n)) {
-        return;
-    }
-    unsigned char *scratch = j->scratch + thread * j->thread_bytes;
-    float *rows = (float *)(void *)scratch;
-    unsigned char *rest = scratch + 2 * rows_bytes(&j->dst->fmt);
-    for (int side = 0; side < KVS__SIDES && side < (int)j->dst->fmt.n_sides; side++) {
-        kvs__store_read(j->ctx, j->src, side, head, at, n, rows);
-        kvs__store_put(j->ctx, j->dst, side, head, at, n, rows, rest);
+    const kvs__side *sd = &s->fmt.side[side];
+    kvs__store_read_stored(ctx, s, side, head, at, n, dst);
+    if (sd->rot) {
+        kvs__ctx_kern(ctx)->hadamard(dst, (size_t)n * sd->shape.dim / sd->rot, sd->rot);
     }
 }
 
 static void transcode_range(kvs_ctx *ctx, kvs__store *dst, const kvs__store *src, int64_t begin,
                             int64_t end)
 {
+    /* what any store of these tokens holds, however much more this one does */
+    int64_t live = src->window ? src->len - (int64_t)src->window + 1 : 0;
     write_job j = {.ctx = ctx,
                    .dst = dst,
                    .src = src,
                    .begin = begin,
                    .end = end,
+                   .from = live > src->lo ? live : src->lo,
                    .n_heads = dst->fmt.n_heads};
     if (end > begin) {
-        run_job(&j, transcode_item);
+        run_job(&j);
     }
 }
 
