@@ -11,7 +11,7 @@
 #include <math.h>
 #include <string.h>
 
-#define SPAN 16 /* positions before a group whose mean is its centre */
+#define SPAN 64 /* positions before a group whose mean is its centre */
 
 static int64_t min64(int64_t a, int64_t b)
 {

@@ -252,9 +252,9 @@ static bool must_part(const kvs__store *s, uint32_t i, int64_t at, int64_t end)
     }
     /* A ring's slot is shared by all positions of one remainder; an import may jump any distance.
      * The pinned slots start `ahead` slots after those of `at`. Centres have a remainder of their
-     * own, which is safe within one round. */
+     * own, which is safe within one round, and past a gap the pinned group may get another one. */
     int64_t cap = (int64_t)s->ring_cap;
-    if (s->fmt.center_bytes && (at < seg->pin_lo || end - seg->pin_lo > cap)) {
+    if (s->fmt.center_bytes && (at < seg->pin_lo || at > s->len || end - seg->pin_lo > cap)) {
         return true;
     }
     int64_t ahead = ((seg->pin_lo - at) % cap + cap) % cap;

@@ -38,6 +38,8 @@ void model_init(model *m, kvs_ctx *ctx, const kvs_layer_spec *spec)
         m->in[side] = xalloc(MODEL_MAX_TOKENS * row_floats(m, side));
         m->raw[side] = xalloc(MODEL_MAX_TOKENS * row_floats(m, side));
     }
+    m->rest = xalloc((MODEL_MAX_TOKENS + KVS_CENTER_GROUP) * row_floats(m, 0));
+    m->center = xalloc(MODEL_GROUPS * row_floats(m, 0));
     model_clear(m);
 }
 
@@ -47,6 +49,24 @@ void model_free(model *m)
         free(m->in[side]);
         free(m->raw[side]);
     }
+    free(m->rest);
+    free(m->center);
+}
+
+void model_copy(model *dst, const model *src)
+{
+    model_init(dst, src->ctx, &src->spec);
+    model own = *dst;
+    *dst = *src;
+    for (int side = 0; side < 2; side++) {
+        size_t n = MODEL_MAX_TOKENS * row_floats(src, side);
+        dst->in[side] = memcpy(own.in[side], src->in[side], n * sizeof(float));
+        dst->raw[side] = memcpy(own.raw[side], src->raw[side], n * sizeof(float));
+    }
+    size_t n = row_floats(src, 0);
+    dst->rest = memcpy(own.rest, src->rest,
+                       (MODEL_MAX_TOKENS + KVS_CENTER_GROUP) * n * sizeof(float));
+    dst->center = memcpy(own.center, src->center, MODEL_GROUPS * n * sizeof(float));
 }
 
 void model_clear(model *m)
@@ -76,25 +96,6 @@ static void set_raw(model *m, int64_t pos)
                 dense ? to_dtype(m->spec.dense_dtype, m->in[side][i]) : m->in[side][i];
         }
     }
-}
-
-void model_append(model *m, uint32_t n, const float *k, const float *v)
-{
-    int64_t dense = (int64_t)m->spec.dense_until;
-    if (dense > 0 && m->converted) {
-        m->early = false;
-    }
-    const float *src[2] = {k, v};
-    for (int side = 0; side < 2; side++) {
-        size_t f = row_floats(m, side);
-        memcpy(m->in[side] + (size_t)m->len * f, src[side], n * f * sizeof(float));
-    }
-    for (uint32_t i = 0; i < n; i++) {
-        set_raw(m, m->len + i);
-    }
-    m->len += n;
-    m->high = m->len > m->high ? m->len : m->high;
-    m->converted = m->converted || m->len > dense;
 }
 
 void model_skip(model *m, uint32_t n)
@@ -161,18 +162,12 @@ static void naive_hadamard(float *x, uint32_t dim)
     naive_turn(x, dim, dim & (0u - dim));
 }
 
-/* What attention reads for a row, in the domain it is stored in. */
-static void stored_value(const model *m, const kvs_codec *codec, uint32_t dim, const float *row,
-                         float *out)
+static void encoded_value(const model *m, const kvs_codec *codec, uint32_t dim, const float *x,
+                          float *out)
 {
-    float x[1024];
     uint32_t words[1024];
     uint32_t scales[64];
     uint32_t biases[64];
-    memcpy(x, row, dim * sizeof *x);
-    if (codec->bits && codec->rotate) {
-        naive_hadamard(x, dim);
-    }
     kvs_status a = kvs_codec_encode(m->ctx, codec, dim, 1, x, KVS_F32, words,
                                     codec->bits ? scales : NULL, codec->bits ? biases : NULL, NULL);
     kvs_status b = kvs_codec_decode_f32(m->ctx, codec, dim, 1, words, codec->bits ? scales : NULL,
@@ -180,6 +175,145 @@ static void stored_value(const model *m, const kvs_codec *codec, uint32_t dim, c
     if (a != KVS_OK || b != KVS_OK) {
         abort();
     }
+}
+
+bool model_centered(const model *m)
+{
+    return m->spec.kind == KVS_LAYER_ATTENTION && m->spec.k.bits &&
+           (m->spec.k.rotate & KVS_CENTERED);
+}
+
+/* -- centred keys: every group's centre is the mean of the keys stored before it */
+
+static float *center_row(const model *m, int64_t pos, uint32_t head)
+{
+    size_t group = (size_t)pos / KVS_CENTER_GROUP;
+    return m->center + (group * m->spec.n_kv_heads + head) * m->spec.k_dim;
+}
+
+static float *rest_row(const model *m, int64_t pos, uint32_t head)
+{
+    return m->rest + ((size_t)pos * m->spec.n_kv_heads + head) * m->spec.k_dim;
+}
+
+/* The 64 positions before the group, or all that a query sees but itself; 0 if one is missing, and
+ * after a conversion those that a query no longer saw are missing. */
+static void make_center(const model *m, int64_t first, uint32_t head, int64_t from)
+{
+    float *c = center_row(m, first, head);
+    int64_t span = m->spec.window && m->spec.window <= 64 ? (int64_t)m->spec.window - 1 : 64;
+    int64_t begin = first > span ? first - span : 0;
+    bool whole = begin < first;
+    memset(c, 0, m->spec.k_dim * sizeof *c);
+    for (int64_t p = begin; p < first; p++) {
+        bool there = p < (int64_t)m->spec.sinks || (p >= from && p >= m->gap);
+        whole = whole && there;
+    }
+    for (uint32_t i = 0; whole && i < m->spec.k_dim; i++) {
+        float sum = 0.0f;
+        for (int64_t p = begin; p < first; p++) {
+            sum += rest_row(m, p, head)[i] + center_row(m, p, head)[i];
+        }
+        float mean = to_dtype(m->spec.k.dtype, sum / (float)(first - begin));
+        c[i] = mean - mean == 0.0f ? mean : 0.0f;
+    }
+}
+
+/* Stores one key of a head: centre known. */
+static void put_key(const model *m, int64_t pos, uint32_t head, const float *row, bool given)
+{
+    float x[1024];
+    const kvs_codec *k = &m->spec.k;
+    const float *c = center_row(m, pos, head);
+    memcpy(x, row, m->spec.k_dim * sizeof *x);
+    naive_hadamard(x, m->spec.k_dim);
+    for (uint32_t i = 0; !given && i < m->spec.k_dim; i++) {
+        x[i] -= c[i];
+    }
+    encoded_value(m, k, m->spec.k_dim, x, rest_row(m, pos, head));
+}
+
+static void put_keys(const model *m, int64_t begin, int64_t end, int64_t from, const float *rows)
+{
+    for (int64_t p = begin; p < end && model_centered(m); p++) {
+        for (uint32_t h = 0; h < m->spec.n_kv_heads; h++) {
+            if (p % (int64_t)KVS_CENTER_GROUP == 0) {
+                make_center(m, p, h, from);
+            }
+            size_t row = (size_t)(p - begin) * m->spec.n_kv_heads + h;
+            put_key(m, p, h, rows + row * m->spec.k_dim, false);
+        }
+    }
+}
+
+/* All that main holds, from raw. */
+static void put_all(const model *m, int64_t len)
+{
+    int64_t live = m->spec.window ? len - (int64_t)m->spec.window + 1 : 0;
+    put_keys(m, 0, len, live, m->raw[0]);
+}
+
+static void append(model *m, uint32_t n, const float *k, const float *v, const float *center)
+{
+    int64_t dense = (int64_t)m->spec.dense_until;
+    int64_t old = m->len;
+    bool was = m->converted;
+    if (dense > 0 && m->converted) {
+        m->early = false;
+    }
+    const float *src[2] = {k, v};
+    for (int side = 0; side < 2; side++) {
+        size_t f = row_floats(m, side);
+        memcpy(m->in[side] + (size_t)m->len * f, src[side], n * f * sizeof(float));
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        set_raw(m, m->len + i);
+    }
+    m->len += n;
+    m->high = m->len > m->high ? m->len : m->high;
+    m->converted = m->converted || m->len > dense;
+    if (!m->converted || !model_centered(m)) {
+        return;
+    }
+    size_t f = row_floats(m, 0);
+    if (center) {
+        for (int64_t p = old; p < m->len; p++) {
+            int64_t g = p / (int64_t)KVS_CENTER_GROUP - old / (int64_t)KVS_CENTER_GROUP;
+            memcpy(center_row(m, p, 0), center + (size_t)g * f, f * sizeof *center);
+            for (uint32_t h = 0; h < m->spec.n_kv_heads; h++) {
+                const float *row = k + (size_t)(p - old) * f + h * m->spec.k_dim;
+                put_key(m, p, h, row, true);
+            }
+        }
+        return;
+    }
+    if (!was) {
+        put_all(m, dense);
+        old = dense;
+    }
+    put_keys(m, old, m->len, 0, m->raw[0] + (size_t)old * f);
+}
+
+void model_append(model *m, uint32_t n, const float *k, const float *v)
+{
+    append(m, n, k, v, NULL);
+}
+
+void model_import(model *m, uint32_t n, const float *k, const float *v, const float *center)
+{
+    append(m, n, k, v, model_centered(m) ? center : NULL);
+}
+
+/* What attention reads for a row, in the domain it is stored in. */
+static void stored_value(const model *m, const kvs_codec *codec, uint32_t dim, const float *row,
+                         float *out)
+{
+    float x[1024];
+    memcpy(x, row, dim * sizeof *x);
+    if (codec->bits && codec->rotate) {
+        naive_hadamard(x, dim);
+    }
+    encoded_value(m, codec, dim, x, out);
 }
 
 static kvs_codec codec_of(const model *m, int side)
@@ -194,7 +328,15 @@ void model_convert(model *m, const kvs_codec *k, const kvs_codec *v)
         uint32_t dim = dim_of(m, side);
         float out[1024];
         for (size_t r = 0; r < (size_t)m->len * m->spec.n_kv_heads; r++) {
-            stored_value(m, &c, dim, m->raw[side] + r * dim, out);
+            if (side == 0 && model_centered(m)) {
+                size_t pos = r / m->spec.n_kv_heads;
+                uint32_t head = (uint32_t)(r % m->spec.n_kv_heads);
+                for (uint32_t i = 0; i < dim; i++) {
+                    out[i] = m->rest[r * dim + i] + center_row(m, (int64_t)pos, head)[i];
+                }
+            } else {
+                stored_value(m, &c, dim, m->raw[side] + r * dim, out);
+            }
             if (c.bits && c.rotate) {
                 naive_hadamard(out, dim);
             }
@@ -204,6 +346,9 @@ void model_convert(model *m, const kvs_codec *k, const kvs_codec *v)
     m->spec.k = *k;
     if (m->spec.kind != KVS_LAYER_LATENT) {
         m->spec.v = *v;
+    }
+    if (m->converted) {
+        put_all(m, m->len);
     }
 }
 
@@ -254,6 +399,9 @@ static const float *value_at(reading *r, bool dense, int side, int64_t pos)
     uint32_t dim = dim_of(m, side);
     if (side == 1 && m->spec.kind == KVS_LAYER_LATENT) {
         return value_at(r, dense, 0, pos); /* its first v_dim elements */
+    }
+    if (side == 0 && !dense && model_centered(m)) {
+        return rest_row(m, pos, r->head);
     }
     float *out = r->row[dense][side] + (size_t)pos * dim;
     if (r->have[dense][side][pos]) {
@@ -320,6 +468,13 @@ static bool one_chunk(reading *r, uint32_t query, const float *q, int64_t c0, to
         float sum = 0.0f;
         for (uint32_t i = 0; i < m->spec.k_dim; i++) {
             sum = fmaf(q[i], row[i], sum);
+        }
+        if (!dense && model_centered(m)) {
+            float product = 0.0f;
+            for (uint32_t i = 0; i < m->spec.k_dim; i++) {
+                product = fmaf(q[i], center_row(m, p, r->head)[i], product);
+            }
+            sum += product;
         }
         sum = r->d->softcap > 0.0f ? kvs__softcap(sum, r->d->softcap) : sum;
         s[p - c0] = sum;
@@ -400,6 +555,9 @@ void model_attend(const model *m, const kvs_attend *d, const float *q, const flo
                   const float *block_v, float *out)
 {
     reading r = {.m = m, .d = d, .block = {block_k, block_v}};
+    if (d->mode == KVS_READ_BLOCK && m->converted) {
+        put_keys(m, m->len, m->len + (int64_t)d->n_queries, 0, block_k);
+    }
     r.end = m->len + (d->mode == KVS_READ_BLOCK ? (int64_t)d->n_queries : 0);
     for (int i = 0; i < 4; i++) {
         r.row[i / 2][i % 2] = xalloc((size_t)r.end * dim_of(m, i % 2));

@@ -10,6 +10,7 @@
 #include "kvstate/kvstate.h"
 
 #define MODEL_MAX_TOKENS 2048
+#define MODEL_GROUPS     (MODEL_MAX_TOKENS / KVS_CENTER_GROUP + 2)
 
 typedef struct model {
     kvs_ctx *ctx;
@@ -21,6 +22,10 @@ typedef struct model {
     bool converted; /* main holds the tokens */
     float *in[2];   /* [MODEL_MAX_TOKENS][heads][dim] as appended: K, V */
     float *raw[2];  /* what main encodes: as appended, rounded to dense below dense_until */
+    /* Centred keys: what main holds of K beside the centre, in the domain it is stored in, and the
+     * centres [MODEL_GROUPS][heads][k_dim]. Beyond len they are scratch of block reads. */
+    float *rest;
+    float *center;
 } model;
 
 void model_init(model *m, kvs_ctx *ctx, const kvs_layer_spec *spec);
@@ -29,6 +34,12 @@ void model_clear(model *m);
 void model_append(model *m, uint32_t n, const float *k, const float *v);
 /* n tokens count as seen and dropped. */
 void model_skip(model *m, uint32_t n);
+/* Appends what an import brings: of centred keys k is what is encoded beside the centres, which are
+ * given for the groups of the new positions, [groups][heads][k_dim]. */
+void model_import(model *m, uint32_t n, const float *k, const float *v, const float *center);
+bool model_centered(const model *m);
+/* A copy of its own; dst is not initialised. */
+void model_copy(model *dst, const model *src);
 void model_rewind(model *m, uint64_t n);
 void model_convert(model *m, const kvs_codec *k, const kvs_codec *v);
 /* Could a ring have dropped, or never got, a token that a query at `pos` sees? Then a refusal is right. */

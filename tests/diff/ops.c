@@ -43,6 +43,7 @@ typedef struct run {
     float *q;
     float *got;
     float *want;
+    float *center; /* of an import */
 } run;
 
 static uint32_t byte(run *r)
@@ -100,7 +101,8 @@ static kvs_codec draw_codec(run *r, uint32_t dim)
     if (b && dim % group == 0) {
         c.bits = b;
         c.group = group;
-        c.rotate = (uint8_t)pick(r, 2);
+        static const uint8_t rotate[] = {0, KVS_ROTATED, KVS_ROTATED | KVS_CENTERED};
+        c.rotate = rotate[pick(r, 3)];
     }
     return c;
 }
@@ -428,22 +430,6 @@ static int op_block(run *r, uint32_t layer)
                    "block read");
 }
 
-static void copy_model(model *dst, const model *src)
-{
-    model_init(dst, src->ctx, &src->spec);
-    float *in[2] = {dst->in[0], dst->in[1]};
-    float *raw[2] = {dst->raw[0], dst->raw[1]};
-    *dst = *src;
-    for (int s = 0; s < 2; s++) {
-        size_t n = (size_t)MODEL_MAX_TOKENS * src->spec.n_kv_heads *
-                   (s ? src->spec.v_dim : src->spec.k_dim);
-        memcpy(in[s], src->in[s], n * sizeof(float));
-        memcpy(raw[s], src->raw[s], n * sizeof(float));
-        dst->in[s] = in[s];
-        dst->raw[s] = raw[s];
-    }
-}
-
 static void drop_view(run *r, uint32_t i)
 {
     if (r->view[i]) {
@@ -464,7 +450,7 @@ static int op_view_new(run *r, uint32_t layer, uint32_t i)
         return 0;
     }
     CHECK(st == KVS_OK, kvs_status_name(st));
-    copy_model(&r->at_view[i], &r->model[layer]);
+    model_copy(&r->at_view[i], &r->model[layer]);
     return 0;
 }
 
@@ -519,7 +505,7 @@ static int fork_new(run *r, uint32_t layer)
         return 0;
     }
     CHECK(r->fork, "fork");
-    copy_model(&r->at_fork, m);
+    model_copy(&r->at_fork, m);
     model_rewind(&r->at_fork, back);
     return 0;
 }
@@ -583,16 +569,49 @@ static int op_convert(run *r, uint32_t layer)
     CHECK(st == KVS_OK, kvs_status_name(st));
     kvs_codec ok = m->spec.k;
     kvs_codec ov = m->spec.v;
+    if (latent(&m->spec)) { /* there, and of values, centres have no effect */
+        ok.rotate &= KVS_ROTATED;
+        k.rotate &= KVS_ROTATED;
+    }
+    ov.rotate &= KVS_ROTATED;
+    v.rotate &= KVS_ROTATED;
     if (memcmp(&ok, &k, sizeof k) != 0 || memcmp(&ov, &v, sizeof v) != 0) {
         model_convert(m, &k, &v);
     }
     return 0;
 }
 
+/* Centres for an import at `at`: that of a group with tokens, others drawn. */
+static void draw_centers(run *r, const model *m, int64_t at, uint32_t n, planes_buf *out)
+{
+    const kvs_layer_spec *s = &m->spec;
+    size_t f = (size_t)s->n_kv_heads * s->k_dim;
+    int64_t first = at - at % (int64_t)KVS_CENTER_GROUP;
+    bool begun = first < at && (at == m->len || (first < m->len && first < (int64_t)s->sinks));
+    uint64_t groups = kvs_center_groups(at, n);
+    for (uint64_t g = 0; g < groups; g++) {
+        for (size_t i = 0; i < f; i++) {
+            size_t to = (i / s->k_dim * groups + g) * s->k_dim + i % s->k_dim;
+            float *x = &r->center[g * f + i];
+            *x = (float)(int32_t)pick(r, 16) * 0.25f - 2.0f;
+            if (g == 0 && begun) {
+                *x = m->center[(size_t)first / KVS_CENTER_GROUP * f + i];
+            }
+            if (s->k.dtype == KVS_F32) {
+                ((float *)out->p.k_center)[to] = *x;
+            } else {
+                ((uint16_t *)out->p.k_center)[to] =
+                    s->k.dtype == KVS_F16 ? kvs__f16_from_f32(*x) : kvs__bf16_from_f32(*x);
+            }
+        }
+    }
+}
+
 /* Draws n rows into r->k and r->v and encodes them as the layer would: the planes of an import. */
-static kvs_status draw_planes(run *r, const kvs_layer_spec *spec, bool dense, uint32_t n,
+static kvs_status draw_planes(run *r, const model *m, int64_t at, bool dense, uint32_t n,
                               planes_buf *out)
 {
+    const kvs_layer_spec *spec = &m->spec;
     kvs_layer_spec s = KVS_LAYER_SPEC_INIT;
     s.kind = spec->kind;
     s.n_kv_heads = spec->n_kv_heads;
@@ -600,9 +619,14 @@ static kvs_status draw_planes(run *r, const kvs_layer_spec *spec, bool dense, ui
     s.v_dim = spec->v_dim;
     s.k = dense ? (kvs_codec){0, 0, 0, spec->dense_dtype} : spec->k;
     s.v = dense ? (kvs_codec){0, 0, 0, spec->dense_dtype} : spec->v;
+    s.k.rotate &= KVS_ROTATED; /* the rows are what is encoded beside the centres */
     fill(r, r->k, (size_t)n * s.n_kv_heads * s.k_dim, false);
     fill(r, r->v, (size_t)n * s.n_kv_heads * s.v_dim, false);
     planes_alloc(out, spec, dense, n);
+    planes_center(out, spec, dense, at, n);
+    if (out->p.k_center) {
+        draw_centers(r, m, at, n, out);
+    }
     kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
     o.n_layers = 1;
     o.layers = &s;
@@ -613,7 +637,9 @@ static kvs_status draw_planes(run *r, const kvs_layer_spec *spec, bool dense, ui
     kv.v = latent(&s) ? NULL : r->v;
     kvs_status st = kvs_cache_new(r->plain, &o, &c, NULL);
     st = st == KVS_OK ? kvs_cache_append(c, 0, &kv, NULL) : st;
-    st = st == KVS_OK ? kvs_cache_export(c, 0, 0, n, &out->p, NULL) : st;
+    kvs_planes codes = out->p;
+    codes.k_center = NULL;
+    st = st == KVS_OK ? kvs_cache_export(c, 0, 0, n, &codes, NULL) : st;
     kvs_cache_free(c);
     return st;
 }
@@ -633,15 +659,16 @@ static int op_import(run *r, uint32_t layer)
         return 0;
     }
     planes_buf b;
-    CHECK(draw_planes(r, &m->spec, dense, n, &b) == KVS_OK, "encoded rows");
-    kvs_status st = kvs_cache_import(r->cache, layer, m->len + gap, n, &b.p, NULL);
+    CHECK(draw_planes(r, m, m->len + gap, dense, n, &b) == KVS_OK, "encoded rows");
+    kvs_err err = {KVS_OK, 0, "", ""};
+    kvs_status st = kvs_cache_import(r->cache, layer, m->len + gap, n, &b.p, &err);
     planes_free(&b);
     if (failed_as_told(r, st)) {
         return 0;
     }
-    CHECK(st == KVS_OK, kvs_status_name(st));
+    CHECK(st == KVS_OK, err.msg);
     model_skip(m, (uint32_t)gap);
-    model_append(m, n, r->k, r->v);
+    model_import(m, n, r->k, r->v, dense ? NULL : r->center);
     return 0;
 }
 
@@ -671,13 +698,15 @@ static int op_step(run *r, uint32_t layer)
     }
     CHECK(n_spans > 16 || sum == step.active, "the spans hold the active tokens");
     planes_buf b;
-    CHECK(draw_planes(r, &m->spec, m->spec.dense_until > 0 && !m->converted, 1, &b) == KVS_OK,
+    bool dense = m->spec.dense_until > 0 && !m->converted;
+    CHECK(draw_planes(r, m, m->len, dense, 1, &b) == KVS_OK,
           "encoded row");
     r->heap.failed = false;
-    st = kvs_step_commit(r->cache, layer, &step, &b.p, NULL);
+    kvs_err err = {KVS_OK, 0, "", ""};
+    st = kvs_step_commit(r->cache, layer, &step, &b.p, &err);
     planes_free(&b);
-    CHECK(st == KVS_OK, kvs_status_name(st));
-    model_append(m, 1, r->k, r->v);
+    CHECK(st == KVS_OK, err.msg);
+    model_import(m, 1, r->k, r->v, dense ? NULL : r->center);
     return 0;
 }
 
@@ -696,6 +725,8 @@ static int op_copy(run *r, uint32_t layer)
     planes_buf b;
     planes_alloc(&a, &m->spec, dense, n);
     planes_alloc(&b, &m->spec, dense, n);
+    planes_center(&a, &m->spec, dense, oldest, n);
+    planes_center(&b, &m->spec, dense, oldest, n);
     kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
     o.n_layers = 1;
     o.layers = &m->spec;
@@ -704,14 +735,17 @@ static int op_copy(run *r, uint32_t layer)
     kvs_status st = kvs_cache_export(r->cache, layer, oldest, n, &a.p, NULL);
     CHECK(st == KVS_OK, kvs_status_name(st));
     CHECK(kvs_cache_new(r->plain, &o, &c, NULL) == KVS_OK, "second cache");
-    st = kvs_cache_import(c, 0, oldest, n, &a.p, NULL);
-    CHECK(st == KVS_OK, kvs_status_name(st));
+    kvs_err err = {KVS_OK, 0, "", ""};
+    st = kvs_cache_import(c, 0, oldest, n, &a.p, &err);
+    CHECK(st == KVS_OK, err.msg);
     CHECK(kvs_cache_export(c, 0, oldest, n, &b.p, NULL) == KVS_OK, "export again");
     for (int i = 0; i < 6; i++) {
         const void *x = i < 3 ? a.p.k[i] : a.p.v[i - 3];
         const void *y = i < 3 ? b.p.k[i] : b.p.v[i - 3];
         CHECK(!x || memcmp(x, y, a.bytes[i]) == 0, "planes after import");
     }
+    CHECK(!a.p.k_center || memcmp(a.p.k_center, b.p.k_center, a.center_bytes) == 0,
+          "centres after import");
     kvs_attend d;
     float sinks[64];
     draw_read(r, m, &d, sinks);
@@ -838,6 +872,7 @@ static int finish(run *r, int bad)
     free(r->q);
     free(r->got);
     free(r->want);
+    free(r->center);
     if (!bad && r->heap.live != 0) {
         return report(r, "leak", "bytes are live after everything was freed");
     }
@@ -859,7 +894,8 @@ int ops_run(const uint8_t *program, size_t n, uint32_t tiers_off, uint32_t n_thr
     r.q = calloc((size_t)32 * 16 * 128, sizeof(float));
     r.got = calloc((size_t)32 * 16 * 128, sizeof(float));
     r.want = calloc((size_t)32 * 16 * 128, sizeof(float));
-    if (!r.k || !r.v || !r.q || !r.got || !r.want || !start(&r, tiers_off, n_threads)) {
+    r.center = calloc((size_t)8 * 3 * 128, sizeof(float));
+    if (!r.k || !r.v || !r.q || !r.got || !r.want || !r.center || !start(&r, tiers_off, n_threads)) {
         return finish(&r, 1);
     }
     r.heap.fail_at = fail_at;

@@ -11,6 +11,7 @@
 typedef struct planes_buf {
     kvs_planes p;
     size_t bytes[6];
+    size_t center_bytes;
 } planes_buf;
 
 static inline void planes_alloc(planes_buf *b, const kvs_layer_spec *s, bool dense, uint64_t n)
@@ -36,12 +37,25 @@ static inline void planes_alloc(planes_buf *b, const kvs_layer_spec *s, bool den
     }
 }
 
+/* Centres of the groups of [begin, begin + n), zeros; nothing where the codec has none. */
+static inline void planes_center(planes_buf *b, const kvs_layer_spec *s, bool dense, int64_t begin,
+                                 uint64_t n)
+{
+    b->center_bytes = 0;
+    if (!dense && s->kind == KVS_LAYER_ATTENTION && (s->k.rotate & KVS_CENTERED)) {
+        size_t row = (size_t)s->n_kv_heads * s->k_dim * (s->k.dtype == KVS_F32 ? 4 : 2);
+        b->center_bytes = kvs_center_groups(begin, n) * row;
+        b->p.k_center = calloc(1, b->center_bytes);
+    }
+}
+
 static inline void planes_free(planes_buf *b)
 {
     for (int i = 0; i < 3; i++) {
         free(b->p.k[i]);
         free(b->p.v[i]);
     }
+    free(b->p.k_center);
 }
 
 #endif

@@ -77,7 +77,8 @@ static kvs_codec draw_codec(run *r, uint32_t dim)
     if (b && dim % 32 == 0) {
         c.bits = b;
         c.group = 32;
-        c.rotate = (uint8_t)pick(r, 2);
+        static const uint8_t rotate[] = {0, KVS_ROTATED, KVS_ROTATED | KVS_CENTERED};
+        c.rotate = rotate[pick(r, 3)];
     }
     return c;
 }
