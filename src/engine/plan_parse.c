@@ -80,7 +80,7 @@ kvs_status kvs__plan_parse_codec(kvs__plan_parser *ps, const char *name, kvs_cod
     for (size_t i = 0; i < KVS_COUNT(aliases); i++) {
         if (strcmp(name, aliases[i].name) == 0) {
             kvs_codec c = KVS_CODEC_AFFINE(aliases[i].bits, aliases[i].group, KVS_F16);
-            c.rotate = 1;
+            c.rotate = KVS_ROTATED | KVS_CENTERED;
             c.group = ps->group && aliases[i].group == 64 ? (uint16_t)ps->group : c.group;
             note_alias(ps, &aliases[i], &c);
             *out = c;

@@ -205,14 +205,19 @@ static inline void *rig_planes(const kvs_layer_spec *s, int dense, uint64_t n, k
         }
         at[i + 1] = at[i] + (n * s->n_kv_heads * row + 7) / 8 * 8;
     }
-    unsigned char *base = rig_alloc(at[6]);
+    const bool centered = !dense && s->kind == KVS_LAYER_ATTENTION && (s->k.rotate & KVS_CENTERED);
+    const size_t groups = (size_t)(n + 2 * KVS_CENTER_GROUP - 2) / KVS_CENTER_GROUP;
+    const size_t centers = groups * s->n_kv_heads * s->k_dim * (s->k.dtype == KVS_F32 ? 4 : 2);
+    *bytes = at[6] + (centered ? centers : 0);
+    unsigned char *base = rig_alloc(*bytes);
+    memset(base + at[6], 0, *bytes - at[6]); /* an export may have fewer groups */
     kvs_planes init = KVS_PLANES_INIT;
     *p = init;
     for (int i = 0; i < 3; i++) {
         p->k[i] = at[i + 1] > at[i] ? base + at[i] : NULL;
         p->v[i] = at[i + 4] > at[i + 3] ? base + at[i + 3] : NULL;
     }
-    *bytes = at[6];
+    p->k_center = centered ? base + at[6] : NULL;
     return base;
 }
 
