@@ -164,6 +164,8 @@ static double live_bytes(const bench *b, uint32_t depth)
         uint64_t seen = l->window > 0 ? (uint64_t)l->window + l->sinks : depth;
         seen = seen < depth ? seen : depth;
         size_t row = kvs_codec_row_bytes(&l->k, l->k_dim) + kvs_codec_row_bytes(&l->v, l->v_dim);
+        size_t center = kvs_codec_center_bytes(&l->k, l->k_dim) / KVS_CENTER_GROUP;
+        row += l->kind == KVS_LAYER_ATTENTION ? center : 0;
         sum += (double)row * l->n_kv_heads * (double)seen;
     }
     return sum;

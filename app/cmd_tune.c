@@ -97,6 +97,10 @@ static int prepare(tune *t)
                             kvs_codec_check(&codec, dim, NULL) == KVS_OK;
                 p->kl[c] = fits ? 0.0 : HUGE_VAL;
                 p->bytes[c] = fits ? rows * (double)kvs_codec_row_bytes(&codec, dim) : 0.0;
+                if (fits && side == 0 && l->kind == KVS_LAYER_ATTENTION) {
+                    p->bytes[c] +=
+                        rows * (double)kvs_codec_center_bytes(&codec, dim) / KVS_CENTER_GROUP;
+                }
             }
             if (p->kl[0] == HUGE_VAL) {
                 return fail(EXIT_INPUT, "layer %u: a head of %u can't be quantised in groups of 64",

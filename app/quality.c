@@ -134,6 +134,9 @@ size_t quality_token_bytes(const kvs_plan *plan)
         const kvs_layer_spec *l = kvs_plan_layer(plan, i);
         sum += l->n_kv_heads *
                (kvs_codec_row_bytes(&l->k, l->k_dim) + kvs_codec_row_bytes(&l->v, l->v_dim));
+        if (l->kind == KVS_LAYER_ATTENTION) {
+            sum += l->n_kv_heads * kvs_codec_center_bytes(&l->k, l->k_dim) / KVS_CENTER_GROUP;
+        }
     }
     return sum;
 }

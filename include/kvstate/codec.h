@@ -51,6 +51,10 @@ KVS_API kvs_status kvs_codec_check(const kvs_codec *codec, uint32_t dim, kvs_err
  * the check fails. */
 KVS_API size_t kvs_codec_row_bytes(const kvs_codec *codec, uint32_t dim);
 
+/* Bytes of the centre that KVS_CENTER_GROUP positions of one head share where keys of `dim` are
+ * stored so; 0: not centred, or the check fails. */
+KVS_API size_t kvs_codec_center_bytes(const kvs_codec *codec, uint32_t dim);
+
 /* "f16", "bf16", "affine4:64" (f16 scales), "affine4:64/bf16", "q4" forms; see docs/plan.md.
  * Writes at most n bytes with the NUL and returns the length that was needed. */
 KVS_API size_t kvs_codec_name(const kvs_codec *codec, char *dst, size_t n);

@@ -29,12 +29,12 @@ static void fill_span(const kvs__store *s, const kvs__seg *seg, kvs_span *out)
     }
     if (s->fmt.center_bytes) {
         const uint32_t dim = s->fmt.side[KVS__K].shape.dim;
-        const uint64_t slot0 = (uint64_t)out->first_pos - out->slot; /* its position, but of a ring */
+        const uint64_t slot0 =
+            (uint64_t)out->first_pos - out->slot; /* its position, but of a ring */
         out->k_center = (kvs_plane){(const unsigned char *)seg + seg->center_at, seg->center_head,
                                     dim, s->fmt.center_bytes / dim};
         out->n_centers = seg->n_centers;
-        out->first_group =
-            s->layout == KVS_LAYOUT_RING ? 0 : (int64_t)(slot0 / KVS_CENTER_GROUP);
+        out->first_group = s->layout == KVS_LAYOUT_RING ? 0 : (int64_t)(slot0 / KVS_CENTER_GROUP);
     }
 }
 
@@ -194,7 +194,8 @@ static kvs_status check_centers(const kvs__store *s, int64_t at, const kvs_plane
                                 uint64_t c_stride, kvs_err *err)
 {
     const kvs__fmt *fmt = &s->fmt;
-    if (!p->k_center || (uintptr_t)p->k_center % (fmt->center_bytes / fmt->side[KVS__K].shape.dim)) {
+    if (!p->k_center ||
+        (uintptr_t)p->k_center % (fmt->center_bytes / fmt->side[KVS__K].shape.dim)) {
         return kvs__fail(err, KVS_E_INVAL, "state", "plane k_center is missing or misaligned");
     }
     int64_t first = at - at % (int64_t)KVS_CENTER_GROUP;

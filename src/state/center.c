@@ -29,14 +29,20 @@ static void widen(const kvs__kern *kern, float *dst, const void *src, kvs_dtype 
     }
 }
 
-void kvs__center_get(const kvs__kern *kern, const kvs__store *s, uint32_t head, int64_t pos,
-                     float *dst)
+size_t kvs__center_get(const kvs__kern *kern, const kvs__store *s, uint32_t head, int64_t pos,
+                       size_t n, float *dst)
 {
+    const int64_t group = (int64_t)KVS_CENTER_GROUP;
     const kvs__shape *shape = &s->fmt.side[KVS__K].shape;
     const kvs__seg *seg = NULL;
     uint64_t slot = 0;
-    (void)kvs__store_locate(s, pos, 1, &seg, &slot);
-    widen(kern, dst, kvs__center_at(s, seg, head, pos, slot), shape->dtype, shape->dim);
+    size_t run = 1;
+    int64_t end = pos + (int64_t)kvs__store_locate(s, pos, n * KVS_CENTER_GROUP, &seg, &slot);
+    while (s->layout != KVS_LAYOUT_RING && run < n && (pos / group + (int64_t)run) * group < end) {
+        run++; /* a ring's rows start again somewhere */
+    }
+    widen(kern, dst, kvs__center_at(s, seg, head, pos, slot), shape->dtype, run * shape->dim);
+    return run;
 }
 
 void kvs__center_put(kvs__store *s, uint32_t head, int64_t at, uint64_t n, const void *center)

@@ -397,6 +397,26 @@ static void scores(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_
 
 /* -- centres */
 
+/* dst[i * ldd + e] = src[e * lds + i], in registers. */
+static void transpose_4x4(float *dst, size_t ldd, const float *src, size_t lds)
+{
+    typedef float vec __attribute__((vector_size(16)));
+    vec in[4];
+    for (size_t e = 0; e < 4; e++) {
+        memcpy(&in[e], src + e * lds, sizeof in[e]);
+    }
+    vec ab = __builtin_shufflevector(in[0], in[1], 0, 4, 1, 5);
+    vec ef = __builtin_shufflevector(in[0], in[1], 2, 6, 3, 7);
+    vec cd = __builtin_shufflevector(in[2], in[3], 0, 4, 1, 5);
+    vec gh = __builtin_shufflevector(in[2], in[3], 2, 6, 3, 7);
+    vec out[4] = {
+        __builtin_shufflevector(ab, cd, 0, 1, 4, 5), __builtin_shufflevector(ab, cd, 2, 3, 6, 7),
+        __builtin_shufflevector(ef, gh, 0, 1, 4, 5), __builtin_shufflevector(ef, gh, 2, 3, 6, 7)};
+    for (size_t e = 0; e < 4; e++) {
+        memcpy(dst + e * ldd, &out[e], sizeof out[e]);
+    }
+}
+
 void kvs__queries_ready(const kvs__job *j, const kvs__work *w, uint32_t n)
 {
     size_t dim = j->s->fmt.side[KVS__K].shape.dim;
@@ -404,10 +424,11 @@ void kvs__queries_ready(const kvs__job *j, const kvs__work *w, uint32_t n)
         return;
     }
     size_t whole = (n + KVS__TILE - 1) / KVS__TILE * KVS__TILE;
-    for (size_t r = 0; r < whole; r++) {
+    memset(w->q + n * dim, 0, (whole - n) * dim * sizeof(float));
+    for (size_t r = 0; r < whole; r += 4) {
         float *tile = w->qt + r / KVS__TILE * KVS__TILE * dim + r % KVS__TILE;
-        for (size_t d = 0; d < dim; d++) {
-            tile[d * KVS__TILE] = r < n ? w->q[r * dim + d] : 0.0f;
+        for (size_t d = 0; d < dim; d += 4) {
+            transpose_4x4(tile + d * KVS__TILE, KVS__TILE, w->q + r * dim + d, dim);
         }
     }
     for (size_t i = 0; i < KVS_CENTER_GROUP; i++) {
@@ -426,27 +447,35 @@ static int64_t held_of(const kvs__store *s, int64_t g0)
     return kvs__store_holds(s, g0) ? g0 : -1;
 }
 
-/* Products of n rows with the centres of the batch. Of a group that is not stored: 0. */
+/* Centres of n groups from position g0 on, as many as lie in a row; how many that was. Of a group
+ * that is not stored: 0. */
+static size_t load_centers(const kvs__job *j, uint32_t head, int64_t g0, size_t n, float *dst)
+{
+    size_t dim = j->s->fmt.side[KVS__K].shape.dim;
+    const kvs__store *s = j->s;
+    int64_t p = held_of(s, g0);
+    if (p < 0 && j->tail) {
+        s = j->tail;
+        p = held_of(s, g0);
+    }
+    if (p < 0) {
+        memset(dst, 0, dim * sizeof(float));
+        return 1;
+    }
+    return kvs__center_get(j->kern, s, head, p, n, dst);
+}
+
+/* Products of n rows with the centres of the batch. */
 static void center_products(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_t n,
                             int64_t batch)
 {
     size_t dim = j->s->fmt.side[KVS__K].shape.dim;
-    for (size_t i = 0; i < KVS__CENTERS; i++) {
+    for (size_t i = 0; i < KVS__CENTERS;) {
         int64_t g0 = (batch * (int64_t)KVS__CENTERS + (int64_t)i) * (int64_t)KVS_CENTER_GROUP;
-        const kvs__store *s = j->s;
-        int64_t p = held_of(s, g0);
-        if (p < 0 && j->tail) {
-            s = j->tail;
-            p = held_of(s, g0);
-        }
-        if (p < 0) {
-            memset(w->cen + i * dim, 0, dim * sizeof(float));
-        } else {
-            kvs__center_get(j->kern, s, head, p, w->cen + i * dim);
-        }
+        i += load_centers(j, head, g0, KVS__CENTERS - i, w->cen + i * dim);
     }
-    j->kern->qk(w->qc, KVS__ROWS, w->cen, dim, KVS__CENTERS, w->qt,
-                (n + KVS__TILE - 1) / KVS__TILE, dim);
+    j->kern->qk(w->qc, KVS__ROWS, w->cen, dim, KVS__CENTERS, w->qt, (n + KVS__TILE - 1) / KVS__TILE,
+                dim);
     *w->batch = batch;
 }
 
@@ -476,28 +505,12 @@ static void add_centers(const kvs__job *j, const kvs__work *w, uint32_t head, ui
 
 /* -- values */
 
-/* rows[i * dim + d] = tile[d * 16 + i] for all 16 lanes, dim a multiple of 8, in blocks of 4 x 4 that
- * stay in registers. */
+/* rows[i * dim + d] = tile[d * 16 + i] for all 16 lanes, dim a multiple of 8. */
 static void transpose_tile(float *rows, const float *tile, size_t dim)
 {
-    typedef float vec __attribute__((vector_size(16)));
     for (size_t d = 0; d < dim; d += 4) {
         for (size_t i = 0; i < KVS__TILE; i += 4) {
-            vec in[4];
-            for (size_t e = 0; e < 4; e++) {
-                memcpy(&in[e], tile + (d + e) * KVS__TILE + i, sizeof in[e]);
-            }
-            vec ab = __builtin_shufflevector(in[0], in[1], 0, 4, 1, 5);
-            vec ef = __builtin_shufflevector(in[0], in[1], 2, 6, 3, 7);
-            vec cd = __builtin_shufflevector(in[2], in[3], 0, 4, 1, 5);
-            vec gh = __builtin_shufflevector(in[2], in[3], 2, 6, 3, 7);
-            vec out[4] = {__builtin_shufflevector(ab, cd, 0, 1, 4, 5),
-                          __builtin_shufflevector(ab, cd, 2, 3, 6, 7),
-                          __builtin_shufflevector(ef, gh, 0, 1, 4, 5),
-                          __builtin_shufflevector(ef, gh, 2, 3, 6, 7)};
-            for (size_t e = 0; e < 4; e++) {
-                memcpy(rows + (i + e) * dim + d, &out[e], sizeof out[e]);
-            }
+            transpose_4x4(rows + i * dim + d, dim, tile + d * KVS__TILE + i, KVS__TILE);
         }
     }
 }

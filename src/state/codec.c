@@ -61,8 +61,7 @@ static kvs_status check_codec(const kvs_codec *c, kvs_err *err)
         return kvs__fail(err, KVS_E_INVAL, "state", "dtype %d of the codec is unknown",
                          (int)c->dtype);
     }
-    if (c->rotate != 0 && c->rotate != KVS_ROTATED &&
-        c->rotate != (KVS_ROTATED | KVS_CENTERED)) {
+    if (c->rotate != 0 && c->rotate != KVS_ROTATED && c->rotate != (KVS_ROTATED | KVS_CENTERED)) {
         return kvs__fail(err, KVS_E_INVAL, "state", "rotate %u is none of 0, 1, 3",
                          (unsigned)c->rotate);
     }
@@ -105,6 +104,14 @@ size_t kvs_codec_row_bytes(const kvs_codec *codec, uint32_t dim)
         return dim * dtype_bytes(codec->dtype);
     }
     return (size_t)dim * codec->bits / 8 + dim / codec->group * 2 * dtype_bytes(codec->dtype);
+}
+
+size_t kvs_codec_center_bytes(const kvs_codec *codec, uint32_t dim)
+{
+    if (kvs_codec_check(codec, dim, NULL) != KVS_OK || !(codec->rotate & KVS_CENTERED)) {
+        return 0;
+    }
+    return dim * dtype_bytes(codec->dtype);
 }
 
 /* -- names */

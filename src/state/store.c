@@ -155,8 +155,8 @@ void kvs__store_init(kvs__store *s, const kvs_layer_spec *spec, const kvs_codec 
     s->fmt.n_sides = KVS__SIDES;
     if (spec->kind == KVS_LAYER_LATENT) {
         latent_side(&s->fmt);
-    } else if (k->rotate & KVS_CENTERED) {
-        s->fmt.center_bytes = spec->k_dim * dtype_bytes(k->dtype);
+    } else {
+        s->fmt.center_bytes = (uint32_t)kvs_codec_center_bytes(k, spec->k_dim);
     }
     s->layout = spec->layout;
     s->window = spec->window;

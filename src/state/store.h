@@ -33,7 +33,7 @@ typedef struct kvs__side {
 
 typedef struct kvs__fmt {
     uint32_t n_heads;
-    uint32_t n_sides; /* KVS__SIDES, or 1: latent, V is a part of K and has no planes */
+    uint32_t n_sides;      /* KVS__SIDES, or 1: latent, V is a part of K and has no planes */
     uint32_t center_bytes; /* of the centre of a group of keys, one head; 0: not centred */
     kvs__side side[KVS__SIDES];
 } kvs__fmt;
@@ -52,7 +52,8 @@ typedef struct kvs__seg {
     size_t center_at;                           /* of head 0's centres from `this` */
     size_t center_head;                         /* from one head to the next */
     uint32_t n_centers;                         /* of a head */
-    uint32_t phase; /* a pool's block: its first position mod KVS_CENTER_GROUP; KVS__NO_PHASE: none */
+    uint32_t
+        phase; /* a pool's block: its first position mod KVS_CENTER_GROUP; KVS__NO_PHASE: none */
 } kvs__seg;
 
 #define KVS__NO_PHASE UINT32_MAX /* not in the table of a store yet */
@@ -129,9 +130,8 @@ static inline unsigned char *kvs__center_at(const kvs__store *s, const kvs__seg 
                                             int64_t pos, uint64_t slot)
 {
     uint64_t group = (uint64_t)pos / KVS_CENTER_GROUP;
-    uint64_t row = s->layout == KVS_LAYOUT_RING
-                       ? group % seg->n_centers
-                       : group - ((uint64_t)pos - slot) / KVS_CENTER_GROUP;
+    uint64_t row = s->layout == KVS_LAYOUT_RING ? group % seg->n_centers
+                                                : group - ((uint64_t)pos - slot) / KVS_CENTER_GROUP;
     return (unsigned char *)(uintptr_t)seg + seg->center_at + head * seg->center_head +
            row * s->fmt.center_bytes;
 }
@@ -250,9 +250,10 @@ void kvs__store_set_units(kvs__store *s, int side, int plane, uint32_t head, int
 
 /* -- centres (center.c) */
 
-/* The centre of the group of a stored position as f32 [k_dim]. */
-void kvs__center_get(const kvs__kern *kern, const kvs__store *s, uint32_t head, int64_t pos,
-                     float *dst);
+/* The centre of the group of a stored position as f32 [k_dim], and of as many of the n - 1 groups
+ * after it as lie behind it; how many that are. */
+size_t kvs__center_get(const kvs__kern *kern, const kvs__store *s, uint32_t head, int64_t pos,
+                       size_t n, float *dst);
 /* Stores it in every segment that holds one of the positions [at, at + n), all of one group. */
 void kvs__center_put(kvs__store *s, uint32_t head, int64_t at, uint64_t n, const void *center);
 /* The centre of the group that begins at `first`, rounded as it is stored, to `stored`, and as f32 to

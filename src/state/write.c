@@ -356,7 +356,7 @@ static void center_of(const write_job *j, uint32_t head, int64_t at, float *rows
         uint64_t slot = 0;
         (void)kvs__store_locate(old, have, 1, &seg, &slot);
         memcpy(stored, kvs__center_at(old, seg, head, have, slot), s->fmt.center_bytes);
-        kvs__center_get(kvs__ctx_kern(j->ctx), old, head, have, center);
+        (void)kvs__center_get(kvs__ctx_kern(j->ctx), old, head, have, 1, center);
         return;
     }
     kvs__center_make(j->ctx, s, j->before, j->from, head, first, rows, center, stored);
@@ -439,7 +439,7 @@ void kvs__store_write(kvs_ctx *ctx, kvs__store *s, const kvs__store *before, int
 }
 
 void kvs__store_read_stored(kvs_ctx *ctx, const kvs__store *s, int side, uint32_t head, int64_t at,
-                     uint64_t n, float *dst)
+                            uint64_t n, float *dst)
 {
     const kvs__kern *kern = kvs__ctx_kern(ctx);
     const kvs__side *sd = &s->fmt.side[side];
@@ -468,7 +468,7 @@ void kvs__store_read_stored(kvs_ctx *ctx, const kvs__store *s, int side, uint32_
                    slot % KVS__TILE);
         }
         if (side == KVS__K && s->fmt.center_bytes) {
-            kvs__center_get(kern, s, head, at + (int64_t)done, tile);
+            (void)kvs__center_get(kern, s, head, at + (int64_t)done, 1, tile);
             for (size_t i = 0; i < m * dim; i += dim) {
                 for (size_t d = 0; d < dim; d++) {
                     dst[done * dim + i + d] += tile[d];

@@ -80,7 +80,8 @@ static const kvs_attend attend = {sizeof(kvs_attend),
                                   -1,
                                   NULL,
                                   NULL};
-static const kvs_planes planes = {sizeof(kvs_planes), {result, NULL, NULL}, {NULL, NULL, NULL}, NULL};
+static const kvs_planes planes = {
+    sizeof(kvs_planes), {result, NULL, NULL}, {NULL, NULL, NULL}, NULL};
 
 static kvs_status read_cache_opts(const void *opts, kvs_err *err)
 {

@@ -64,8 +64,8 @@ void model_copy(model *dst, const model *src)
         dst->raw[side] = memcpy(own.raw[side], src->raw[side], n * sizeof(float));
     }
     size_t n = row_floats(src, 0);
-    dst->rest = memcpy(own.rest, src->rest,
-                       (MODEL_MAX_TOKENS + KVS_CENTER_GROUP) * n * sizeof(float));
+    dst->rest =
+        memcpy(own.rest, src->rest, (MODEL_MAX_TOKENS + KVS_CENTER_GROUP) * n * sizeof(float));
     dst->center = memcpy(own.center, src->center, MODEL_GROUPS * n * sizeof(float));
 }
 

@@ -699,8 +699,7 @@ static int op_step(run *r, uint32_t layer)
     CHECK(n_spans > 16 || sum == step.active, "the spans hold the active tokens");
     planes_buf b;
     bool dense = m->spec.dense_until > 0 && !m->converted;
-    CHECK(draw_planes(r, m, m->len, dense, 1, &b) == KVS_OK,
-          "encoded row");
+    CHECK(draw_planes(r, m, m->len, dense, 1, &b) == KVS_OK, "encoded row");
     r->heap.failed = false;
     kvs_err err = {KVS_OK, 0, "", ""};
     st = kvs_step_commit(r->cache, layer, &step, &b.p, &err);
@@ -895,7 +894,8 @@ int ops_run(const uint8_t *program, size_t n, uint32_t tiers_off, uint32_t n_thr
     r.got = calloc((size_t)32 * 16 * 128, sizeof(float));
     r.want = calloc((size_t)32 * 16 * 128, sizeof(float));
     r.center = calloc((size_t)8 * 3 * 128, sizeof(float));
-    if (!r.k || !r.v || !r.q || !r.got || !r.want || !r.center || !start(&r, tiers_off, n_threads)) {
+    if (!r.k || !r.v || !r.q || !r.got || !r.want || !r.center ||
+        !start(&r, tiers_off, n_threads)) {
         return finish(&r, 1);
     }
     r.heap.fail_at = fail_at;

@@ -41,10 +41,11 @@ static bool nth_codec(size_t i, kvs_codec *out)
         return true;
     }
     i -= 3;
-    kvs_codec c = {all_bits[i % 6], (uint8_t)(i / 54), all_groups[i / 6 % 3],
+    static const uint8_t rotate[] = {0, KVS_ROTATED, KVS_ROTATED | KVS_CENTERED};
+    kvs_codec c = {all_bits[i % 6], rotate[i / 54 % 3], all_groups[i / 6 % 3],
                    (kvs_dtype)(i / 18 % 3)};
     *out = c;
-    return i < 108;
+    return i < 162;
 }
 
 static bool same_codec(const kvs_codec *a, const kvs_codec *b)
@@ -70,7 +71,7 @@ static void test_names_round_trip(void **state)
             assert_string_not_equal(seen[j], seen[n]);
         }
     }
-    assert_int_equal(n, 111);
+    assert_int_equal(n, 165);
 }
 
 static void test_names_as_documented(void **state)
@@ -193,6 +194,9 @@ static void test_check(void **state)
         {{4, 0, 16, KVS_F16}, 64, KVS_E_UNSUPPORTED, "16"},
         {{4, 0, 0, KVS_F16}, 64, KVS_E_UNSUPPORTED, "0"},
         {{4, 2, 64, KVS_F16}, 64, KVS_E_INVAL, "2"},
+        {{4, 4, 64, KVS_F16}, 64, KVS_E_INVAL, "4"},
+        {{4, 3, 64, KVS_F16}, 64, KVS_OK, ""},
+        {{0, 3, 0, KVS_F16}, 64, KVS_E_INVAL, "rotate"},
     };
     for (size_t i = 0; i < KVS_COUNT(rows); i++) {
         kvs_err err = {0};
