@@ -31,7 +31,12 @@ typedef enum kvs_layer_kind {
     KVS_LAYER_RECURRENT = 3 /* a convolution tail and a state of fixed size */
 } kvs_layer_kind;
 
-/* One layer. Head dims 16..1024, multiples of 8; K and V apart. */
+struct kvs_recurrent_spec; /* recurrent.h */
+
+/* One layer. Head dims 16..1024, multiples of 8; K and V apart. A recurrent layer has none of the
+ * fields that describe keys and values, a window or a donor: they must be 0 (codecs and dtypes are not
+ * looked at). It is read and advanced by the calls of recurrent.h; those here that deal in keys and
+ * values refuse it with KVS_E_UNSUPPORTED. */
 typedef struct kvs_layer_spec {
     size_t struct_size;
     uint32_t n_kv_heads;
@@ -55,11 +60,12 @@ typedef struct kvs_layer_spec {
     kvs_layer_kind kind;
     uint32_t donor;    /* borrowing layers: whose state is read */
     uint32_t reserved; /* 0; leaves no padding for a later field to inherit */
+    const struct kvs_recurrent_spec *recurrent; /* recurrent layers, else NULL */
 } kvs_layer_spec;
 #define KVS_LAYER_SPEC_INIT                                                                        \
     {                                                                                              \
         sizeof(kvs_layer_spec), 0, 0, 0, KVS_CODEC_DENSE(KVS_F16), KVS_CODEC_DENSE(KVS_F16),       \
-            KVS_LAYOUT_GROW, 0, 0, 0, 0, KVS_F16, KVS_LAYER_ATTENTION, 0, 0                        \
+            KVS_LAYOUT_GROW, 0, 0, 0, 0, KVS_F16, KVS_LAYER_ATTENTION, 0, 0, NULL                  \
     }
 
 typedef struct kvs_cache_opts {
@@ -100,7 +106,7 @@ KVS_API int64_t kvs_cache_length(const kvs_cache *cache, uint32_t layer);
 /* Bytes held from the allocator by one layer, by all with KVS_ALL_LAYERS. */
 #define KVS_ALL_LAYERS UINT32_MAX
 KVS_API size_t kvs_cache_bytes(const kvs_cache *cache, uint32_t layer);
-/* "grow k=q4 v=q8 heads=8 dims=128/128"; length as snprintf. Layers with one signature hold the
+/* "grow k=q4 v=q8 heads=8 dims=128/128", "recurrent delta heads=32/16 ..."; length as snprintf. Layers with one signature hold the
  * same bytes for the same input. */
 KVS_API size_t kvs_cache_signature(const kvs_cache *cache, uint32_t layer, char *dst, size_t n);
 
@@ -261,7 +267,7 @@ KVS_API kvs_status kvs_cache_export(const kvs_cache *cache, uint32_t layer, int6
 KVS_API kvs_status kvs_cache_import(kvs_cache *cache, uint32_t layer, int64_t at, uint64_t n,
                                     const kvs_planes *src, kvs_err *err);
 /* First position from which all up to the length are stored (sinks below it come on top), for export
- * of a ring; == length when empty, -1 for a layer out of range. */
+ * of a ring; of a recurrent layer the oldest that a rewind reaches; == length when empty, -1 for a layer out of range. */
 KVS_API int64_t kvs_cache_oldest(const kvs_cache *cache, uint32_t layer);
 
 /* Re-encodes the live tokens of one layer in other codecs (decoded values, one rounding); the old

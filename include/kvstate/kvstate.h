@@ -7,6 +7,7 @@
 #include "kvstate/cache.h"
 #include "kvstate/codec.h"
 #include "kvstate/mask.h"
+#include "kvstate/recurrent.h"
 #include "kvstate/step.h"
 
 #endif

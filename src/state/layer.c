@@ -21,12 +21,16 @@ const kvs__store *kvs__layer_store(const kvs__layer *l)
 
 int64_t kvs__layer_len(const kvs__layer *l)
 {
-    return kvs__layer_store(l)->len;
+    return l->rec ? l->rec->len : kvs__layer_store(l)->len;
 }
 
 bool kvs__layer_scratch(const kvs__layer *l, uint32_t n_threads, size_t *bytes)
 {
     size_t most = 0;
+    if (l->rec) {
+        *bytes = kvs__rec_scratch_bytes(&l->rec->spec, n_threads);
+        return true;
+    }
     for (int i = 0; i < (delayed(l) ? 2 : 1); i++) {
         const kvs__fmt *fmt = i ? &l->early.fmt : &l->main.fmt;
         size_t a = 0;
@@ -65,6 +69,9 @@ static append_plan plan_append(const kvs__layer *l, uint64_t n)
 
 kvs_status kvs__layer_reserve(kvs_ctx *ctx, kvs__layer *l, uint64_t n, kvs_err *err)
 {
+    if (l->rec) {
+        return kvs__rec_reserve(ctx, l->rec, n, err);
+    }
     uint64_t most = l->spec.max_block ? l->spec.max_block : 1;
     if (l->spec.layout == KVS_LAYOUT_RING && n > most) {
         return kvs__fail(err, KVS_E_LIMIT, "state",
@@ -138,6 +145,9 @@ kvs_status kvs__layer_append(kvs_ctx *ctx, kvs__layer *l, const kvs_kv *kv, kvs_
 
 bool kvs__layer_can_rewind(const kvs__layer *l, uint64_t n)
 {
+    if (l->rec) {
+        return kvs__rec_can_rewind(l->rec, n);
+    }
     int64_t len = kvs__layer_len(l);
     if (n > (uint64_t)len) {
         return false;
@@ -152,6 +162,10 @@ bool kvs__layer_can_rewind(const kvs__layer *l, uint64_t n)
 
 void kvs__layer_rewind(kvs_ctx *ctx, kvs__layer *l, uint64_t n)
 {
+    if (l->rec) {
+        kvs__rec_rewind(ctx, l->rec, n);
+        return;
+    }
     int64_t to = kvs__layer_len(l) - (int64_t)n;
     if (delayed(l) && to < dense_until(l)) {
         kvs__store_drop(ctx, &l->main); /* it is made anew when the length passes dense_until */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* layer.h: one layer of a cache: its store, and the dense store of a delayed conversion.
+/* layer.h: one layer of a cache: its store, and the dense store of a delayed conversion; or, of a
+ * recurrent layer, the object of recurrent.h and no store.
  *
  * Phases of a layer with dense_until = D > 0, by its length n:
  *   n <= D               early holds all, main is empty
@@ -12,6 +13,7 @@
 #ifndef KVS_STATE_LAYER_H
 #define KVS_STATE_LAYER_H
 
+#include "state/recurrent.h"
 #include "state/store.h"
 
 typedef struct kvs__layer {
@@ -19,6 +21,7 @@ typedef struct kvs__layer {
     uint64_t reserve;
     kvs__store main;
     kvs__store early; /* used when spec.dense_until > 0 */
+    kvs__rec *rec;    /* recurrent layers; the stores are not used then */
 } kvs__layer;
 
 struct kvs_cache {
@@ -29,6 +32,8 @@ struct kvs_cache {
 
 /* "layer 3: ..." errors for a layer out of range; *out NULL then. */
 kvs_status kvs__cache_layer(const kvs_cache *c, uint32_t layer, kvs__layer **out, kvs_err *err);
+/* The same, and refuses layers that hold no keys and values. */
+kvs_status kvs__cache_kv_layer(const kvs_cache *c, uint32_t layer, kvs__layer **out, kvs_err *err);
 
 int64_t kvs__layer_len(const kvs__layer *l);
 /* The store whose tokens answer for the length: main once converted, early before. */

@@ -8,7 +8,7 @@
 
 static kvs_status find(const kvs_cache *c, uint32_t layer, kvs__layer **out, kvs_err *err)
 {
-    kvs_status st = kvs__cache_layer(c, layer, out, err);
+    kvs_status st = kvs__cache_kv_layer(c, layer, out, err);
     if (st != KVS_OK) {
         return st;
     }
