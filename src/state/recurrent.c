@@ -334,6 +334,7 @@ void kvs__rec_rewind(kvs_ctx *ctx, kvs__rec *r, uint64_t n)
         return;
     }
     int64_t to = r->len - (int64_t)n;
+    KVS_ASSERT(r->count > 0 && r->pos[r->head] <= to);
     while (newest(r) > to) {
         r->count--;
     }
@@ -462,6 +463,11 @@ kvs_status kvs__rec_rollback(kvs_ctx *ctx, kvs__rec *r, uint64_t keep, kvs_err *
         return kvs__fail(
             err, KVS_E_RANGE, "state", "rollback keeps %llu of %llu tokens, of which %llu may go",
             (unsigned long long)keep, (unsigned long long)n, (unsigned long long)r->most_undo);
+    }
+    if (!kvs__rec_can_rewind(r, n - keep)) {
+        return kvs__fail(err, KVS_E_STATE, "state",
+                         "rollback to %lld: a rewind in the round used up what reached below %lld",
+                         (long long)(r->base + (int64_t)keep), (long long)kvs__rec_oldest(r));
     }
     kvs__rec_rewind(ctx, r, n - keep);
     r->armed = false;

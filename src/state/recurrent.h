@@ -107,7 +107,7 @@ kvs_status kvs__rec_fork(kvs_ctx *ctx, const kvs__rec *r, int64_t n_tokens, kvs_
  * open (begin), none is (the others), or undo_tokens is below most_undo, the number of tokens that the
  * round may have to take back; with 0 it retains nothing. rollback keeps the first `keep` tokens of
  * the round: KVS_E_RANGE above what was advanced or where more than most_undo would go, KVS_E_STATE
- * before the first advance. A call that fails leaves the round as it was. While a round is open only
+ * before the first advance and where rewinds within the round used undo up. A call that fails leaves the round as it was. While a round is open only
  * what came before it can be forked or exported, and nothing before it rewound. */
 kvs_status kvs__rec_begin(kvs__rec *r, uint64_t most_undo, kvs_err *err);
 kvs_status kvs__rec_rollback(kvs_ctx *ctx, kvs__rec *r, uint64_t keep, kvs_err *err);

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: MIT
+# Recurrent layers: random programs against the naive model (tests/diff).
+add_executable(test_recurrent_ops tests/diff/test_recurrent_ops.c tests/diff/rec_naive.c
+  $<TARGET_OBJECTS:kvstate_objects>)
+target_include_directories(test_recurrent_ops PRIVATE include src tests)
+target_compile_definitions(test_recurrent_ops PRIVATE KVS_STATIC)
+target_link_libraries(test_recurrent_ops PRIVATE kvs_flags Threads::Threads m)
+add_test(NAME recurrent_ops COMMAND test_recurrent_ops 1 300)
+add_test(NAME recurrent_ops_fail COMMAND test_recurrent_ops 100001 300 fail)
+set_tests_properties(recurrent_ops recurrent_ops_fail PROPERTIES LABELS "quick;diff" TIMEOUT 600)
+add_test(NAME recurrent_ops_long COMMAND test_recurrent_ops 1000001 10000)
+add_test(NAME recurrent_ops_fail_long COMMAND test_recurrent_ops 2000001 10000 fail)
+set_tests_properties(recurrent_ops_long recurrent_ops_fail_long PROPERTIES LABELS "long;diff" TIMEOUT 1800)
