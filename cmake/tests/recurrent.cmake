@@ -11,3 +11,6 @@ set_tests_properties(recurrent_ops recurrent_ops_fail PROPERTIES LABELS "quick;d
 add_test(NAME recurrent_ops_long COMMAND test_recurrent_ops 1000001 10000)
 add_test(NAME recurrent_ops_fail_long COMMAND test_recurrent_ops 2000001 10000 fail)
 set_tests_properties(recurrent_ops_long recurrent_ops_fail_long PROPERTIES LABELS "long;diff" TIMEOUT 1800)
+if(TARGET test_recurrent) # tests/unit
+  target_sources(test_recurrent PRIVATE tests/diff/rec_naive.c)
+endif()
