@@ -14,3 +14,12 @@ set_tests_properties(recurrent_ops_long recurrent_ops_fail_long PROPERTIES LABEL
 if(TARGET test_recurrent) # tests/unit
   target_sources(test_recurrent PRIVATE tests/diff/rec_naive.c)
 endif()
+
+# What mlx-lm answered (tests/golden/recurrent.kvg).
+add_executable(golden_recurrent tests/diff/golden_recurrent.c $<TARGET_OBJECTS:kvstate_objects>)
+target_include_directories(golden_recurrent PRIVATE include tests)
+target_compile_definitions(golden_recurrent PRIVATE KVS_STATIC
+  KVS_GOLDEN_FILE="${PROJECT_SOURCE_DIR}/tests/golden/recurrent.kvg")
+target_link_libraries(golden_recurrent PRIVATE kvs_flags Threads::Threads m)
+add_test(NAME golden_recurrent COMMAND golden_recurrent)
+set_tests_properties(golden_recurrent PROPERTIES LABELS "quick;diff" TIMEOUT 60)
