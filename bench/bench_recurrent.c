@@ -80,7 +80,7 @@ static void rig_init(rig *r, const shape *s, uint32_t n_tokens)
     r->y = floats(n_tokens * value);
     r->small = floats(4 * dim + 2 * (size_t)n_tokens * s->heads);
     r->state_bytes = value * s->state_dim * sizeof(float);
-    kvs_recurrent_conv_desc c = KVS_RECURRENT_CONV_INIT;
+    kvs_recurrent_conv_desc c = KVS_RECURRENT_CONV_DESC_INIT;
     c.n_tokens = n_tokens;
     c.x = r->in;
     c.weight = r->small;

@@ -67,7 +67,7 @@ typedef struct kvs_recurrent_conv_desc {
     float *out;          /* [n][conv_dim]; overlaps nothing */
     size_t out_stride;
 } kvs_recurrent_conv_desc;
-#define KVS_RECURRENT_CONV_INIT                                                                    \
+#define KVS_RECURRENT_CONV_DESC_INIT                                                               \
     {                                                                                              \
         sizeof(kvs_recurrent_conv_desc), 0, KVS_RECURRENT_SILU, NULL, 0, NULL, NULL, NULL, 0       \
     }

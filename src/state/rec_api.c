@@ -47,7 +47,7 @@ kvs_status kvs_recurrent_conv(kvs_cache *c, uint32_t layer, const kvs_recurrent_
                               kvs_err *err)
 {
     kvs__rec *r = NULL;
-    kvs_recurrent_conv_desc d = KVS_RECURRENT_CONV_INIT;
+    kvs_recurrent_conv_desc d = KVS_RECURRENT_CONV_DESC_INIT;
     kvs_status st = find(c, layer, &r, err);
     if (st == KVS_OK && !desc) {
         st = kvs__fail(err, KVS_E_INVAL, "state", "desc is NULL");

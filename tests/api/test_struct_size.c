@@ -122,7 +122,7 @@ static kvs_status read_planes(const void *dst, kvs_err *err)
 static kvs_cache *the_recurrent;
 static const kvs_recurrent_spec rec_spec = {
     sizeof(kvs_recurrent_spec), KVS_RECURRENT_GATED_DELTA, 1, 1, 4, 4, 12, 2, KVS_F32, 0, 0, 0};
-static kvs_recurrent_conv_desc conv_desc = KVS_RECURRENT_CONV_INIT;
+static kvs_recurrent_conv_desc conv_desc = KVS_RECURRENT_CONV_DESC_INIT;
 static kvs_recurrent_step rec_step = KVS_RECURRENT_STEP_INIT;
 static kvs_recurrent_planes rec_planes = KVS_RECURRENT_PLANES_INIT;
 

@@ -127,7 +127,7 @@ static void convolution(kvs_ctx *ctx)
     float *bias = stream(23, s.conv_dim, 1.0f);
     float *y = stream(0, (size_t)TOKENS * s.conv_dim, 0.0f);
     kvs_cache *c = cache_of(ctx, &s);
-    kvs_recurrent_conv_desc d = KVS_RECURRENT_CONV_INIT;
+    kvs_recurrent_conv_desc d = KVS_RECURRENT_CONV_DESC_INIT;
     d.n_tokens = TOKENS;
     d.x = x;
     d.weight = w;

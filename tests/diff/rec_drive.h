@@ -29,7 +29,7 @@ static inline kvs_status rec_drive(kvs_cache *c, uint32_t layer, const rec_weigh
     }
     kvs_status st = KVS_OK;
     if (s->conv_dim) {
-        kvs_recurrent_conv_desc d = KVS_RECURRENT_CONV_INIT;
+        kvs_recurrent_conv_desc d = KVS_RECURRENT_CONV_DESC_INIT;
         d.n_tokens = n;
         d.x = raw;
         d.x_stride = ld;

@@ -393,7 +393,7 @@ static void test_bad_steps(void **state)
     kvs_cache *c = cache_of(ctx, &s);
     static float x[1024];
     kvs_err err;
-    kvs_recurrent_conv_desc d = KVS_RECURRENT_CONV_INIT;
+    kvs_recurrent_conv_desc d = KVS_RECURRENT_CONV_DESC_INIT;
     d.n_tokens = 1;
     d.x = x;
     d.weight = x;
