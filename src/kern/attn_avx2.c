@@ -29,10 +29,11 @@
     BLOCK(6, 1)                                                                                    \
     BLOCK(6, 2)
 
-#define TIGHT(n_acc) ((n_acc) > 6)
-#define DIRECT_ROWS  4
-#define T_MAX        2
-#define C_MAX        8
+#define TIGHT(n_acc)  ((n_acc) > 6)
+#define AHEAD_PER_BIT 512u
+#define DIRECT_ROWS   4
+#define T_MAX         2
+#define C_MAX         8
 #define DIRECT_SHAPES(X)                                                                           \
     X(1, 2, 8)                                                                                     \
     X(2, 2, 4)                                                                                     \
@@ -176,6 +177,28 @@ INLINE vm vm_bits(uint32_t bits)
 INLINE vf vf_sel(vm m, vf yes, vf no)
 {
     return _mm256_blendv_ps(no, yes, m);
+}
+
+INLINE float vf_sum4(__m128 x)
+{
+    x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_add_ss(x, _mm_shuffle_ps(x, x, 1)));
+}
+
+INLINE float vf_top4(__m128 x)
+{
+    x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps(x, x, 1)));
+}
+
+INLINE float vf_sum(vf x)
+{
+    return vf_sum4(_mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)));
+}
+
+INLINE float vf_top(vf x)
+{
+    return vf_top4(_mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)));
 }
 
 #define CODE_BYTES(bits)   8

@@ -2,7 +2,9 @@
 /* attn_direct.h: qk_direct and pv_direct, which decode in registers; the second part of the body of
  * the attn_*.c files (see attn_simd.h), included after it. A tier defines
  *   DIRECT_ROWS, the most rows of a register block, and DIRECT_SHAPES: X(rows, tiles, vectors),
- *   how many tiles qk_direct and how many vectors of a V row pv_direct take at once.
+ *   how many tiles qk_direct and how many vectors of a V row pv_direct take at once;
+ *   AHEAD_PER_BIT: bytes that memory is asked for ahead, per bit of an element, since the time that
+ *   an element takes is about the same in every codec, and so is what memory takes to answer.
  *
  * The values are those of k_tile and v_rows and the chains those of qk and pv, so the bits are too.
  * What is saved is the trip through scratch, and decoding overlaps with the products. */
@@ -21,6 +23,18 @@ typedef struct direct {
 } direct;
 
 typedef void (*direct_fn)(const direct *job);
+
+/* Asks for the line of `ahead` bytes after p. The loops below ask for each line that they will need
+ * some KiB later as they use one, so that waiting and computing overlap: asked for in bursts, the
+ * requests outrun the line fill buffers and the products wait behind them. Hardware alone is too
+ * late with streams of a few KiB. Nothing is read, so an address past the end is harmless. */
+#define LINE          64u
+#define AHEAD(bits)   (AHEAD_PER_BIT * (bits)) /* of codes and elements */
+#define AHEAD_OF_UNIT 512u                     /* of scales and biases */
+INLINE void ask(const void *p, size_t ahead)
+{
+    __builtin_prefetch((const void *)((uintptr_t)p + ahead), 0, 3);
+}
 
 /* Pointers, not multiples of ldw: with them the unrolled code needs no other registers. */
 INLINE void weight_rows(const float *w[], const direct *job, const size_t R)
@@ -78,7 +92,11 @@ INLINE void dense_tiles(vf x[], const direct *job, const kvs__planes *const tile
         products_begin(a, w, d, R, T * TILE_VECS);
         EACH (c, T * TILE_VECS) {
             size_t at = d * KVS__TILE + c % TILE_VECS * VW;
-            y[c] = load_vec(tile[c / TILE_VECS]->data, dtype, at);
+            const unsigned char *data = tile[c / TILE_VECS]->data;
+            if (c % TILE_VECS == 0 && (dtype == KVS_F32 || d % 2 == 0)) {
+                ask(data + at * (dtype == KVS_F32 ? 4 : 2), AHEAD(dtype == KVS_F32 ? 32 : 16));
+            }
+            y[c] = load_vec(data, dtype, at);
             products_column(x, a, y, c, R, T * TILE_VECS);
         }
         products_end(x, y, w, d, R, T * TILE_VECS);
@@ -90,8 +108,14 @@ INLINE void dense_tiles(vf x[], const direct *job, const kvs__planes *const tile
 static __attribute__((noinline)) void tile_params(float *line, const kvs__planes *tile,
                                                   kvs_dtype dtype, size_t g)
 {
-    dense(line, tile->scale, dtype, g * KVS__TILE, KVS__TILE);
-    dense(line + KVS__TILE, tile->bias, dtype, g * KVS__TILE, KVS__TILE);
+    size_t at = g * KVS__TILE;
+    size_t size = dtype == KVS_F32 ? 4 : 2;
+    ask((const unsigned char *)tile->scale + at * size, AHEAD_OF_UNIT);
+    ask((const unsigned char *)tile->bias + at * size, AHEAD_OF_UNIT);
+    EACH (c, TILE_VECS) {
+        vf_st(line + c * VW, load_vec(tile->scale, dtype, at + c * VW));
+        vf_st(line + KVS__TILE + c * VW, load_vec(tile->bias, dtype, at + c * VW));
+    }
 }
 
 INLINE void affine_tiles(vf x[], const direct *job, const kvs__planes *const tile[], uint32_t bits,
@@ -112,6 +136,11 @@ INLINE void affine_tiles(vf x[], const direct *job, const kvs__planes *const til
             tile_params(line + t * 2 * KVS__TILE, tile[t], shape->dtype, g);
         }
         for (size_t d = 0; d < shape->group; d += period) {
+            EACH (t, T) {
+                EACH (i, period * bits / 32) {
+                    ask(words[t] + at + i * KVS__TILE, AHEAD(bits));
+                }
+            }
             EACH (i, period) {
                 vf a[DIRECT_ROWS];
                 vf y[T_MAX * TILE_VECS];
@@ -181,8 +210,19 @@ INLINE void store_acc(vf x[], const direct *job, size_t d, const size_t R, const
     }
 }
 
+/* The lines of the same strip of a later row; those that another strip starts are its business. */
+INLINE void ask_strip(const uint8_t *row, size_t at_byte, size_t n_bytes, size_t bits)
+{
+    if (at_byte % LINE == 0) {
+        EACH (i, (n_bytes + LINE - 1) / LINE) {
+            ask(row + i * LINE, AHEAD(bits));
+        }
+    }
+}
+
 INLINE void dense_rows(const direct *job, size_t d, kvs_dtype dtype, const size_t R, const size_t C)
 {
+    const size_t size = dtype == KVS_F32 ? 4 : 2;
     const float *w[DIRECT_ROWS];
     weight_rows(w, job, R);
     vf x[DIRECT_ROWS * C_MAX];
@@ -191,6 +231,8 @@ INLINE void dense_rows(const direct *job, size_t d, kvs_dtype dtype, const size_
         vf a[DIRECT_ROWS];
         vf y[C_MAX];
         products_begin(a, w, j, R, C);
+        ask_strip((const uint8_t *)job->planes->data + (j * job->shape->dim + d) * size, d * size,
+                  C * VW * size, size * 8);
         EACH (c, C) {
             y[c] = load_vec(job->planes->data, dtype, j * job->shape->dim + d + c * VW);
             products_column(x, a, y, c, R, C);
@@ -217,6 +259,7 @@ INLINE void affine_rows(const direct *job, size_t d, const float *scale, const f
         vf y[C_MAX];
         products_begin(a, w, j, R, C);
         v_decoder v = v_decoder_of(bits, scale[j * stride], bias[j * stride]);
+        ask_strip(words + c0 * VW * bits / 8, (d + c0 * VW) * bits / 8, C * VW * bits / 8, bits);
         EACH (c, C) {
             const uint8_t *block = words + (c0 + c) / BLOCK_VECS * bits * 4;
             y[c] = v_values(&v, block, bits, (c0 + c) % BLOCK_VECS);
@@ -296,6 +339,10 @@ INLINE void direct_rows(const direct *job, uint32_t bits, kvs_dtype dtype, const
 
 /* -- instances: by codec and rows. */
 
+#ifndef TILES /* of a codec's scores, where a tier has its reasons */
+#define TILES(bits, R, T) (T)
+#endif
+
 #define CODECS_OF(X, R, T, C)                                                                      \
     X(f32, 0, KVS_F32, R, T, C)                                                                    \
     X(f16, 0, KVS_F16, R, T, C)                                                                    \
@@ -310,7 +357,7 @@ INLINE void direct_rows(const direct *job, uint32_t bits, kvs_dtype dtype, const
 #define INSTANCE(name, bits, dtype, R, T, C)                                                       \
     static void qk_##name##_##R(const direct *job)                                                 \
     {                                                                                              \
-        direct_tiles(job, bits, dtype, R, T);                                                      \
+        direct_tiles(job, bits, dtype, R, TILES(bits, R, T));                                      \
     }                                                                                              \
     static void pv_##name##_##R(const direct *job)                                                 \
     {                                                                                              \

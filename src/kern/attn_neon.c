@@ -33,10 +33,11 @@
     BLOCK(6, 2)                                                                                    \
     BLOCK(6, 4)
 
-#define TIGHT(n_acc) ((n_acc) > 12)
-#define DIRECT_ROWS  4
-#define T_MAX        2
-#define C_MAX        8
+#define TIGHT(n_acc)  ((n_acc) > 12)
+#define AHEAD_PER_BIT 512u
+#define DIRECT_ROWS   4
+#define T_MAX         2
+#define C_MAX         8
 #define DIRECT_SHAPES(X)                                                                           \
     X(1, 2, 8)                                                                                     \
     X(2, 1, 8)                                                                                     \
@@ -178,6 +179,18 @@ INLINE vm vm_bits(uint32_t bits)
 INLINE vf vf_sel(vm m, vf yes, vf no)
 {
     return vbslq_f32(m, yes, no);
+}
+
+INLINE float vf_sum(vf x)
+{
+    float32x2_t y = vadd_f32(vget_low_f32(x), vget_high_f32(x));
+    return vget_lane_f32(y, 0) + vget_lane_f32(y, 1);
+}
+
+/* No lane is NaN. */
+INLINE float vf_top(vf x)
+{
+    return vmaxvq_f32(x);
 }
 
 #define CODE_BYTES(bits)   8

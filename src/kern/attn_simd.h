@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* attn_simd.h: the attention kernels over a small vector vocabulary; the body of attn_avx2.c,
  * attn_avx512.c and attn_neon.c, each of which defines the vocabulary first:
- *   VW lanes; vf, vi (u32) vectors, vm lane masks; vf_* / vi_* / vm_* operations;
+ *   VW lanes; vf, vi (u32) vectors, vm lane masks; vf_* / vi_* / vm_* operations; vf_top, the
+ *   greatest lane, and vf_sum, which adds the upper half of the lanes to the lower until one is left;
  *   ROWS_MAX x COLS_WIDE, the largest register block of block();
  *   CODE_LANES and v_codes(), which unpack a row's codes.
  *
@@ -399,14 +400,12 @@ static float row_top(float *s, size_t n_tiles, const uint16_t *mask, float softc
             top[c] = vf_greater(x, top[c]);
         }
     }
-    float lane[KVS__TILE];
-    EACH (c, TILE_VECS) {
-        vf_st(lane + c * VW, top[c]);
+    for (size_t half = TILE_VECS / 2; half > 0; half /= 2) {
+        for (size_t c = 0; c < half; c++) {
+            top[c] = vf_greater(top[c], top[c + half]);
+        }
     }
-    float m = lane[0];
-    for (size_t i = 1; i < KVS__TILE; i++) {
-        m = lane[i] > m ? lane[i] : m;
-    }
+    float m = vf_top(top[0]); /* no lane is NaN: the order does not show but in a zero's sign */
     for (size_t i = 0; m == 0.0f && i < n_tiles * KVS__TILE; i++) {
         if (s[i] == 0.0f && (mask[i / KVS__TILE] >> (i % KVS__TILE) & 1)) {
             return s[i];
@@ -441,16 +440,12 @@ static float row_exp(float *s, size_t n_tiles, const uint16_t *mask, float top)
             sum[c] = vf_add(sum[c], p);
         }
     }
-    float lane[KVS__TILE];
-    EACH (c, TILE_VECS) {
-        vf_st(lane + c * VW, sum[c]);
-    }
-    for (size_t h = KVS__TILE / 2; h > 0; h /= 2) {
-        for (size_t i = 0; i < h; i++) {
-            lane[i] += lane[i + h];
+    for (size_t half = TILE_VECS / 2; half > 0; half /= 2) {
+        for (size_t c = 0; c < half; c++) {
+            sum[c] = vf_add(sum[c], sum[c + half]);
         }
     }
-    return lane[0];
+    return vf_sum(sum[0]);
 }
 
 static void softmax(float *s, size_t lds, size_t rows, size_t n_tiles, const uint16_t *mask,

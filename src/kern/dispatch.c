@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /* dispatch.c: builds the kernel table of a set of tiers: the reference first, then each tier
- * overwrites what it has. Tables are built once, under a once-flag each, and never change. */
+ * overwrites what it has, of those that this CPU has. Built once, never changed. */
 #include <pthread.h>
 
+#include "base/cpu.h"
 #include "kern/kern.h"
+#include "kvstate/base.h"
 
 enum { SET_REF, SET_AVX2, SET_AVX512, SET_NEON, N_SETS };
 
@@ -18,11 +20,17 @@ static void build(void)
 #if defined(KVS_NO_SIMD)
     /* the reference alone */
 #elif defined(__x86_64__)
-    kvs__kern_init_codec_avx2(&tables[SET_AVX2]);
-    kvs__kern_init_attn_avx2(&tables[SET_AVX2]);
-    tables[SET_AVX512] = tables[SET_AVX2];
-    kvs__kern_init_codec_avx512(&tables[SET_AVX512]);
-    kvs__kern_init_attn_avx512(&tables[SET_AVX512]);
+    /* the files of a tier are compiled for it, their init functions too */
+    uint32_t cpu = kvs__cpu_detect();
+    if (cpu & KVS_TIER_AVX2) {
+        kvs__kern_init_codec_avx2(&tables[SET_AVX2]);
+        kvs__kern_init_attn_avx2(&tables[SET_AVX2]);
+    }
+    if (cpu & KVS_TIER_AVX512) {
+        tables[SET_AVX512] = tables[SET_AVX2];
+        kvs__kern_init_codec_avx512(&tables[SET_AVX512]);
+        kvs__kern_init_attn_avx512(&tables[SET_AVX512]);
+    }
 #elif defined(__aarch64__)
     kvs__kern_init_codec_neon(&tables[SET_NEON]);
     kvs__kern_init_attn_neon(&tables[SET_NEON]);

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /* wdispatch.c: builds the tables of wmat.h: the reference first, then each tier overwrites what it
- * has. Tables are built once and never change. */
+ * has and this CPU too. Tables are built once and never change. */
 #include <pthread.h>
 
 #include "base/base.h"
+#include "base/cpu.h"
 #include "kern/wmat.h"
 
 enum { SET_REF, SET_AVX2, SET_AVX512, SET_NEON, N_SETS };
@@ -20,10 +21,16 @@ static void build(void)
 #if defined(KVS_NO_SIMD)
     /* the reference alone */
 #elif defined(__x86_64__)
-    kvs__wkern_init_avx2(&tables[SET_AVX2]);
-    kvs__wkern_init_vec_avx2(&tables[SET_AVX2]);
-    tables[SET_AVX512] = tables[SET_AVX2];
-    kvs__wkern_init_avx512(&tables[SET_AVX512]);
+    /* the files of a tier are compiled for it, their init functions too */
+    uint32_t cpu = kvs__cpu_detect();
+    if (cpu & KVS_TIER_AVX2) {
+        kvs__wkern_init_avx2(&tables[SET_AVX2]);
+        kvs__wkern_init_vec_avx2(&tables[SET_AVX2]);
+    }
+    if (cpu & KVS_TIER_AVX512) {
+        tables[SET_AVX512] = tables[SET_AVX2];
+        kvs__wkern_init_avx512(&tables[SET_AVX512]);
+    }
 #elif defined(__aarch64__)
     kvs__wkern_init_neon(&tables[SET_NEON]);
     kvs__wkern_init_vec_neon(&tables[SET_NEON]);

@@ -28,7 +28,7 @@ static size_t round_up(size_t n)
 static uint32_t k_tiles(uint32_t dim)
 {
     uint32_t n = K_FLOATS / (dim * KVS__TILE);
-    n = n < 1 ? 1 : n;
+    n = n < 2 ? 2 : n; /* one tile of 16 lanes would leave qk a load for each product */
     return n > K_TILES ? K_TILES : n;
 }
 
@@ -59,8 +59,11 @@ size_t kvs__work_carve(const kvs__fmt *fmt, unsigned char *base, kvs__work *w)
         used += round_up(part[i].n * sizeof(float));
     }
     w->mask = base ? (uint16_t *)(void *)(base + used) : NULL;
-    return used + round_up(KVS__ROWS * KVS__CHUNK_TILES * sizeof(uint16_t));
+    w->any = base ? w->mask + (size_t)KVS__ROWS * KVS__CHUNK_TILES : NULL;
+    w->all = base ? w->any + KVS__CHUNK_TILES : NULL;
+    return used + round_up((KVS__ROWS + 2) * KVS__CHUNK_TILES * sizeof(uint16_t));
 }
+
 /* -- what is seen */
 
 static int64_t max64(int64_t a, int64_t b)
@@ -136,7 +139,9 @@ static void add_flags(const kvs__job *j, uint16_t *mask, int64_t c0)
 /* Masks of rows [row0, row0 + n) of a KV head for one chunk; false if none sees anything. */
 static bool fill_masks(const kvs__job *j, const kvs__work *w, uint32_t row0, uint32_t n, int64_t c0)
 {
-    uint16_t any = 0;
+    uint16_t seen = 0;
+    memset(w->any, 0, KVS__CHUNK_TILES * sizeof *w->any);
+    memset(w->all, 0xff, KVS__CHUNK_TILES * sizeof *w->all);
     for (uint32_t r = 0; r < n; r++) {
         uint16_t *mask = w->mask + (size_t)r * KVS__CHUNK_TILES;
         uint32_t query = j->q_begin + (row0 + r) / j->rep;
@@ -153,19 +158,12 @@ static bool fill_masks(const kvs__job *j, const kvs__work *w, uint32_t row0, uin
             add_flags(j, mask, c0);
         }
         for (uint32_t t = 0; t < KVS__CHUNK_TILES; t++) {
-            any |= mask[t];
+            w->any[t] |= mask[t];
+            w->all[t] &= mask[t];
+            seen |= mask[t];
         }
     }
-    return any != 0;
-}
-
-static uint16_t mask_union(const kvs__work *w, uint32_t n, uint32_t tile)
-{
-    uint16_t u = 0;
-    for (uint32_t r = 0; r < n; r++) {
-        u |= w->mask[(size_t)r * KVS__CHUNK_TILES + tile];
-    }
-    return u;
+    return seen != 0;
 }
 
 static uint32_t low_bit(uint32_t x)
@@ -218,19 +216,43 @@ static size_t ahead_of(const kvs__side *side)
     return (tiles < 1 ? 1 : tiles) * KVS__TILE;
 }
 
+/* Where the tile at `pos` lies if it lies in place: tiles of a run follow each other in storage, so
+ * looking them up one by one would cost as much as a tenth of the products of a short head. */
+typedef struct tile_cursor {
+    int64_t pos;
+    uint64_t left; /* positions from pos on that lie in a row */
+    kvs__planes planes;
+} tile_cursor;
+
+static const void *next_tile(const kvs__side *k, int plane, const void *data)
+{
+    size_t bytes = (size_t)k->n_units[plane] * k->unit_bytes[plane] * KVS__TILE;
+    return data ? (const unsigned char *)data + bytes : NULL;
+}
+
 /* True, and its planes, if the tokens of `bits` of the tile at pos0 lie in one tile of storage, each
  * in its own lane. */
 static bool tile_in_place(const kvs__job *j, uint32_t head, int64_t pos0, uint16_t bits,
-                          kvs__planes *p)
+                          tile_cursor *at, kvs__planes *p)
 {
-    uint32_t lane = low_bit(bits);
-    const kvs__seg *seg = NULL;
-    uint64_t slot = 0;
-    uint64_t n = locate(j, pos0 + lane, KVS__TILE - lane, &seg, &slot);
-    if (slot % KVS__TILE != lane || (bits >> lane) >> n != 0) {
-        return false;
+    if (at->pos != pos0 || at->left < KVS__TILE) {
+        uint32_t lane = low_bit(bits);
+        const kvs__seg *seg = NULL;
+        uint64_t slot = 0;
+        uint64_t n = locate(j, pos0 + lane, KVS__CHUNK, &seg, &slot);
+        if (slot % KVS__TILE != lane || (n < KVS__TILE - lane && (bits >> lane) >> n != 0)) {
+            return false;
+        }
+        at->planes = k_planes(j->s, seg, head, slot / KVS__TILE);
+        at->left = n + lane;
     }
-    *p = k_planes(j->s, seg, head, slot / KVS__TILE);
+    *p = at->planes;
+    const kvs__side *k = &j->s->fmt.side[KVS__K];
+    at->pos = pos0 + KVS__TILE;
+    at->left -= at->left < KVS__TILE ? at->left : KVS__TILE;
+    at->planes.data = next_tile(k, 0, p->data);
+    at->planes.scale = next_tile(k, 1, p->scale);
+    at->planes.bias = next_tile(k, 2, p->bias);
     return true;
 }
 
@@ -288,19 +310,20 @@ static void scores(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_
     bool f32 = shape->bits == 0 && shape->dtype == KVS_F32;
     size_t ahead = ahead_of(&j->s->fmt.side[KVS__K]);
     tile_run run = {.n = 0};
+    tile_cursor cursor = {.left = 0};
     for (uint32_t t = 0; t < KVS__CHUNK_TILES; t++) {
-        uint16_t bits = mask_union(w, n, t);
+        uint16_t bits = w->any[t];
         if (bits == 0) {
             flush(j, w, n, &run);
             continue;
         }
         int64_t pos0 = c0 + (int64_t)t * KVS__TILE;
         kvs__planes p;
-        bool in_place = tile_in_place(j, head, pos0, bits, &p);
-        if (in_place) {
+        bool in_place = tile_in_place(j, head, pos0, bits, &cursor, &p);
+        bool decode = !in_place || (n > DIRECT_ROWS && !f32);
+        if (in_place && n > DIRECT_ROWS) {
             prefetch(&j->s->fmt.side[KVS__K], p.data, ahead, KVS__TILE);
         }
-        bool decode = !in_place || (n > DIRECT_ROWS && !f32);
         if (run.n > 0 && (run.decoded != decode || (decode && run.n == most))) {
             flush(j, w, n, &run);
         }
@@ -339,8 +362,10 @@ static void add_values(const kvs__job *j, const kvs__work *w, uint32_t head, uin
         uint64_t slot = 0;
         uint64_t m = locate(j, pos, n < V_ROWS ? n : V_ROWS, &seg, &slot);
         kvs__planes p = v_planes(j->s, seg, head, slot);
-        prefetch(&j->s->fmt.side[KVS__V], p.data, ahead_of(&j->s->fmt.side[KVS__V]), (size_t)m);
         const float *numer = w->s + (size_t)r0 * KVS__CHUNK + (pos - c0);
+        if (n_rows > DIRECT_ROWS) {
+            prefetch(&j->s->fmt.side[KVS__V], p.data, ahead_of(&j->s->fmt.side[KVS__V]), (size_t)m);
+        }
         if (n_rows <= DIRECT_ROWS) {
             j->kern->pv_direct(acc, dim, numer, KVS__CHUNK, n_rows, shape, &p, (size_t)m);
         } else if (shape->bits == 0 && shape->dtype == KVS_F32) {
@@ -375,22 +400,13 @@ static void add_mixed_tile(const kvs__job *j, const kvs__work *w, uint32_t head,
     }
 }
 
-static bool all_full(const kvs__work *w, uint32_t n, uint32_t t)
-{
-    uint16_t u = 0xffff;
-    for (uint32_t r = 0; r < n; r++) {
-        u &= w->mask[(size_t)r * KVS__CHUNK_TILES + t];
-    }
-    return u == 0xffff;
-}
-
 static void values(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_t n, int64_t c0)
 {
     memset(w->acc, 0, (size_t)n * j->s->fmt.side[KVS__V].shape.dim * sizeof(float));
     uint32_t t = 0;
     while (t < KVS__CHUNK_TILES) {
         uint32_t end = t;
-        while (end < KVS__CHUNK_TILES && all_full(w, n, end)) {
+        while (end < KVS__CHUNK_TILES && w->all[end] == 0xffff) {
             end++;
         }
         if (end > t) {
@@ -412,10 +428,10 @@ bool kvs__chunk(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_t r
     }
     uint32_t t0 = 0;
     uint32_t t1 = KVS__CHUNK_TILES;
-    while (mask_union(w, n, t0) == 0) {
+    while (w->any[t0] == 0) {
         t0++;
     }
-    while (mask_union(w, n, t1 - 1) == 0) {
+    while (w->any[t1 - 1] == 0) {
         t1--;
     }
     scores(j, w, head, n, c0);

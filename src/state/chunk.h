@@ -44,6 +44,8 @@ typedef struct kvs__work {
     float *tm; /* [KVS__ROWS] joined */
     float *tl;
     uint16_t *mask; /* [KVS__ROWS][16] */
+    uint16_t *any;  /* [16] tokens that some row of the block sees, of a chunk */
+    uint16_t *all;  /* [16] that every row sees */
 } kvs__work;
 
 /* Carves a thread's arrays out of base; with base NULL only counts the bytes. */
