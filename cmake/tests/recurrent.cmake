@@ -23,3 +23,18 @@ target_compile_definitions(golden_recurrent PRIVATE KVS_STATIC
 target_link_libraries(golden_recurrent PRIVATE kvs_flags Threads::Threads m)
 add_test(NAME golden_recurrent COMMAND golden_recurrent)
 set_tests_properties(golden_recurrent PROPERTIES LABELS "quick;diff" TIMEOUT 60)
+
+# The recording against the packages it came from, in both sets of versions; label oracle.
+find_program(KVS_PYTHON NAMES python3)
+if(KVS_PYTHON AND NOT CMAKE_CROSSCOMPILING AND NOT KVS_SANITIZE)
+  foreach(set mlx mlx-parent)
+    add_test(NAME oracle_recurrent_${set} COMMAND ${KVS_PYTHON}
+      ${PROJECT_SOURCE_DIR}/tests/oracle/run.py
+      ${PROJECT_SOURCE_DIR}/tests/golden/requirements-${set}.txt ${PROJECT_BINARY_DIR}/oracle-${set}
+      --run ${PROJECT_SOURCE_DIR}/tests/golden/record_recurrent.py
+      ${PROJECT_SOURCE_DIR}/tests/golden/recurrent.kvg --check)
+    # the environment is made by whichever of the two comes first
+    set_tests_properties(oracle_recurrent_${set} PROPERTIES LABELS oracle TIMEOUT 900
+      SKIP_RETURN_CODE 77 DEPENDS oracle_${set})
+  endforeach()
+endif()

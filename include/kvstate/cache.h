@@ -142,7 +142,8 @@ KVS_API kvs_status kvs_cache_append(kvs_cache *cache, uint32_t layer, const kvs_
 /* KVS_OK if the newest n tokens of a layer (of all layers) can be taken back exactly: every token
  * that a later query may see is still stored. KVS_NO if not; never an approximation. */
 KVS_API kvs_status kvs_cache_can_rewind(const kvs_cache *cache, uint32_t layer, uint64_t n_tokens);
-/* Takes the newest n tokens back: no bytes move. KVS_E_RANGE: more than the length; KVS_E_STATE:
+/* Takes the newest n tokens back: no bytes move, but in a recurrent layer, which may recompute up to
+ * undo_interval - 1 tokens. KVS_E_RANGE: more than the length; KVS_E_STATE:
  * can_rewind says no, the message tells the most that can. With KVS_ALL_LAYERS: all or none. */
 KVS_API kvs_status kvs_cache_rewind(kvs_cache *cache, uint32_t layer, uint64_t n_tokens,
                                     kvs_err *err);

@@ -308,7 +308,7 @@ void kvs_cache_free(kvs_cache *c)
     if (!c) {
         return;
     }
-    for (uint32_t i = 0; i < c->n_layers; i++) {
+    for (uint32_t i = 0; c->layer && i < c->n_layers; i++) {
         kvs__rec_free(c->ctx, c->layer[i].rec);
         kvs__store_drop(c->ctx, &c->layer[i].main);
         kvs__store_drop(c->ctx, &c->layer[i].early);

@@ -18,7 +18,8 @@ static bool uses_work(const kvs__rec *r)
 
 static uint32_t index_of(const kvs__rec *r, uint32_t i)
 {
-    return (uint32_t)(((uint64_t)r->head + i) % r->plan.n_snaps);
+    uint32_t n = r->plan.n_snaps;
+    return n ? (uint32_t)(((uint64_t)r->head + i) % n) : 0;
 }
 
 static kvs__rec_slot *slot_new(kvs_ctx *ctx, const kvs__rec *r, kvs_err *err)
