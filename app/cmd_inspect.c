@@ -56,6 +56,9 @@ static void text_model(const inspect *v)
                  i->d_ff);
     (void)printf("heads         %u, %u for keys and values of %u/%u\n", i->n_heads, i->n_kv_heads,
                  i->k_dim, i->v_dim);
+    if (i->n_experts > 0) {
+        (void)printf("experts       %u, %u for each token\n", i->n_experts, i->n_experts_used);
+    }
     (void)printf("context       %u tokens\n", i->n_ctx_train);
     uint32_t local = 0;
     uint32_t window = 0;
@@ -144,9 +147,10 @@ static void json_model(const inspect *v)
         (unsigned long long)i->n_params, (unsigned long long)i->file_bytes,
         (unsigned long long)i->weight_bytes, (unsigned long long)i->step_bytes);
     (void)printf(",\"n_layers\":%u,\"d_model\":%u,\"d_ff\":%u,\"n_heads\":%u,\"n_kv_heads\":%u,"
-                 "\"k_dim\":%u,\"v_dim\":%u,\"n_vocab\":%u,\"n_ctx_train\":%u",
+                 "\"k_dim\":%u,\"v_dim\":%u,\"n_vocab\":%u,\"n_ctx_train\":%u,"
+                 "\"n_experts\":%u,\"n_experts_used\":%u",
                  i->n_layers, i->d_model, i->d_ff, i->n_heads, i->n_kv_heads, i->k_dim, i->v_dim,
-                 i->n_vocab, i->n_ctx_train);
+                 i->n_vocab, i->n_ctx_train, i->n_experts, i->n_experts_used);
 }
 
 static void json_state(const inspect *v)

@@ -6,8 +6,14 @@
 #include "options.h"
 
 int cmd_run(settings *s);
+int cmd_chat(settings *s);
 int cmd_bench(settings *s);
 int cmd_inspect(settings *s);
+int cmd_cache(settings *s);
+/* Reads the files of a saved-state directory, or one of them, by docs/format.md alone. */
+int cmd_cache_dump(const settings *s, const char *path);
+int cmd_perplexity(settings *s);
+int cmd_tune(settings *s);
 
 typedef struct command_def {
     const char *name;

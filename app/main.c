@@ -7,8 +7,12 @@
 
 const command_def command_table[] = {
     {"run", CMD_RUN, "complete a prompt", cmd_run},
+    {"chat", CMD_CHAT, "talk with a model", cmd_chat},
     {"bench", CMD_BENCH, "measure prompt and answer speed", cmd_bench},
     {"inspect", CMD_INSPECT, "show a model file and the memory its state would take", cmd_inspect},
+    {"cache", CMD_CACHE, "list, check and move saved state", cmd_cache},
+    {"perplexity", CMD_PERPLEXITY, "what plans cost in quality, on a text", cmd_perplexity},
+    {"tune", CMD_TUNE, "choose bits for each layer under a byte budget", cmd_tune},
 };
 const size_t n_commands = sizeof command_table / sizeof command_table[0];
 
@@ -47,7 +51,9 @@ static int command(const command_def *c, int argc, char **argv)
         return rc;
     }
     if (s.help) {
-        (void)printf("usage: kvstate %s [OPTIONS] MODEL\n\n", c->name);
+        (void)printf("usage: kvstate %s [OPTIONS] %s\n\n", c->name,
+                     c->bit == CMD_CACHE ? "ls|verify|gc|export KEY FILE|import FILE|dump [PATH]"
+                                         : "MODEL");
         options_help(stdout, c->bit);
         return 0;
     }

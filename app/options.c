@@ -17,47 +17,48 @@
 #define U31      2147483647.0
 
 const option_def option_table[] = {
-    {"m|model", "FILE", "model file (GGUF); may also be given without an option", CMD_ALL, OPT_TEXT,
-     F(model), 0, 0},
+    {"m|model", "FILE", "GGUF file or directory of safetensors; may also be given without -m",
+     CMD_ALL, OPT_TEXT, F(model), 0, 0},
     {"p|prompt", "TEXT", "the prompt", CMD_RUN, OPT_TEXT, F(prompt), 0, 0},
     {"f|file", "FILE", "read the prompt from FILE, - for standard input", CMD_RUN, OPT_TEXT,
      F(file), 0, 0},
-    {"sys|system-prompt", "TEXT", "system message of a chat model", CMD_RUN, OPT_TEXT, F(system), 0,
-     0},
-    {"chat-template", "NAME", "auto, chatml, gemma, llama2, llama3 or none [auto]", CMD_RUN,
+    {"sys|system-prompt|system", "TEXT", "system message of a chat model", CMD_TEXT, OPT_TEXT,
+     F(system), 0, 0},
+    {"chat-template", "NAME",
+     "auto (the model's own), chatml, gemma, llama2, llama3, none or a file [auto]", CMD_TEXT,
      OPT_TEXT, F(template), 0, 0},
     {"raw", NULL, "complete the prompt as it is, without a chat template", CMD_RUN, OPT_FLAG,
      F(raw), 0, 0},
-    {"n|predict|n-predict|max-tokens", "N", "most tokens to produce, -1: no limit [512]", CMD_RUN,
+    {"n|predict|n-predict|max-tokens", "N", "most tokens to produce, -1: no limit [512]", CMD_TEXT,
      OPT_COUNT, F(n_predict), 1, U31},
-    {"ignore-eos", NULL, "go on after an end token", CMD_RUN, OPT_FLAG, F(ignore_eos), 0, 0},
-    {"special", NULL, "print the text of control tokens too", CMD_RUN, OPT_FLAG, F(special), 0, 0},
+    {"ignore-eos", NULL, "go on after an end token", CMD_TEXT, OPT_FLAG, F(ignore_eos), 0, 0},
+    {"special", NULL, "print the text of control tokens too", CMD_TEXT, OPT_FLAG, F(special), 0, 0},
 
-    {"temp|temperature", "T", "0 always takes the most probable token [0.8]", CMD_RUN, OPT_F32,
+    {"temp|temperature", "T", "0 always takes the most probable token [0.8]", CMD_TEXT, OPT_F32,
      F(temperature), 0, INF},
-    {"top-k", "K", "choose among the K most probable tokens, 0: all [40]", CMD_RUN, OPT_U32,
+    {"top-k", "K", "choose among the K most probable tokens, 0: all [40]", CMD_TEXT, OPT_U32,
      F(top_k), 0, U31},
-    {"top-p", "P", "choose among the tokens that together reach P [0.95]", CMD_RUN, OPT_F32,
+    {"top-p", "P", "choose among the tokens that together reach P [0.95]", CMD_TEXT, OPT_F32,
      F(top_p), 0, 1},
-    {"min-p", "P", "drop tokens below P times the most probable [0.05]", CMD_RUN, OPT_F32, F(min_p),
-     0, 1},
-    {"repeat-penalty|repetition-penalty", "X", "make seen tokens less likely, 1: off [1]", CMD_RUN,
+    {"min-p", "P", "drop tokens below P times the most probable [0.05]", CMD_TEXT, OPT_F32,
+     F(min_p), 0, 1},
+    {"repeat-penalty|repetition-penalty", "X", "make seen tokens less likely, 1: off [1]", CMD_TEXT,
      OPT_F32, F(repeat_penalty), 1e-6, INF},
-    {"presence-penalty", "X", "taken from the logit of a seen token [0]", CMD_RUN, OPT_F32,
+    {"presence-penalty", "X", "taken from the logit of a seen token [0]", CMD_TEXT, OPT_F32,
      F(presence_penalty), -INF, INF},
-    {"frequency-penalty", "X", "taken for each time it was seen [0]", CMD_RUN, OPT_F32,
+    {"frequency-penalty", "X", "taken for each time it was seen [0]", CMD_TEXT, OPT_F32,
      F(frequency_penalty), -INF, INF},
-    {"repeat-last-n", "N", "newest tokens that count as seen, -1: all [64]", CMD_RUN, OPT_COUNT,
+    {"repeat-last-n", "N", "newest tokens that count as seen, -1: all [64]", CMD_TEXT, OPT_COUNT,
      F(repeat_last_n), 0, U31},
-    {"l|logit-bias", "ID+X", "add X to the logit of token ID, e.g. 42-100; repeatable", CMD_RUN,
+    {"l|logit-bias", "ID+X", "add X to the logit of token ID, e.g. 42-100; repeatable", CMD_TEXT,
      OPT_LIST, F(bias), 0, 0},
-    {"s|seed", "N", "of the draw; without it each run differs", CMD_RUN, OPT_SEED, F(seed), 0, 0},
+    {"s|seed", "N", "of the draw; without it each run differs", CMD_TEXT, OPT_SEED, F(seed), 0, 0},
 
     {"c|ctx-size", "N", "most tokens of prompt and answer, 0: the model's [0]", CMD_ALL, OPT_U32,
      F(ctx_size), 0, U31},
     {"kv", "PLAN",
      "how keys and values are kept: f32 f16 bf16 q8 q6 q5 q4 q3 q2 affineN[:G] kXvY "
-     "A+B layers:FILE [f16]; bench: a list",
+     "A+B layers:FILE layers=LINES paged[/N]:PLAN [f16]; bench, perplexity: a list",
      CMD_ALL, OPT_TEXT, F(kv), 0, 0},
     {"ctk|cache-type-k", "TYPE", "keys alone; llama.cpp's type names too", CMD_ALL, OPT_TEXT,
      F(cache_k), 0, 0},
@@ -67,6 +68,8 @@ const option_def option_table[] = {
      F(kv_group), 32, 128},
     {"kv-start|quantized-kv-start", "N", "the first N tokens are kept as f16 until then", CMD_ALL,
      OPT_U32, F(kv_start), 0, U31},
+    {"kv-block", "N", "keep them in blocks of N tokens of one pool; results are the same", CMD_ALL,
+     OPT_U32, F(kv_block), 1, 256},
     {"window", "N", "full layers keep the newest N tokens only", CMD_ALL, OPT_U32, F(window), 1,
      U31},
     {"sinks", "N", "and the first N", CMD_ALL, OPT_U32, F(sinks), 0, U31},
@@ -76,7 +79,7 @@ const option_def option_table[] = {
 
     {"t|threads", "N", "[all CPUs]", CMD_ALL, OPT_U32, F(threads), 1, 1024},
     {"b|batch-size|ub|ubatch-size", "N", "tokens of a prompt computed together [512]",
-     CMD_RUN | CMD_BENCH, OPT_U32, F(block), 1, 65536},
+     CMD_TEXT | CMD_BENCH | CMD_QUALITY, OPT_U32, F(block), 1, 65536},
     {"max-memory", "MIB", "hard limit of all memory but the mapped file", CMD_ALL, OPT_U32,
      F(max_memory), 1, U31},
     {"isa", "NAME", "kernels to use: ref, avx2, best [best]; results are the same", CMD_ALL,
@@ -89,13 +92,38 @@ const option_def option_table[] = {
     {"r|repetitions", "N", "[3]", CMD_BENCH, OPT_U32, F(repetitions), 1, 1000},
     {"o|output", "FORM", "md, csv or json [md]", CMD_BENCH, OPT_TEXT, F(output), 0, 0},
 
+    {"no-history", NULL, "do not keep a history of the lines", CMD_CHAT, OPT_FLAG, F(no_history), 0,
+     0},
+    {"f|file", "FILE", "the text, - for standard input", CMD_QUALITY, OPT_TEXT, F(file), 0, 0},
+    {"chunks", "N", "most windows of the text [all]; tune: half to choose by, half to check [8]",
+     CMD_QUALITY, OPT_U32, F(chunks), 0, U31},
+    {"kl|kl-divergence", NULL, "also the divergence from dense f32", CMD_PERPLEXITY, OPT_FLAG,
+     F(kl), 0, 0},
+    {"kl-base", "PLAN", "the divergence from this plan", CMD_PERPLEXITY, OPT_TEXT, F(kl_base), 0,
+     0},
+    {"budget", "BITS", "mean bits a stored value may take, scales included [4.5]", CMD_TUNE,
+     OPT_F32, F(budget), 1, 32},
+    {"budget-bytes", "N", "or bytes of all layers at --depth", CMD_TUNE, OPT_F32, F(budget_bytes),
+     1, INF},
+    {"depth", "N", "tokens held, which weighs layers with a window [1]", CMD_TUNE, OPT_U32,
+     F(depth), 1, U31},
+    {"out", "FILE", "write the plan, for --kv layers:FILE", CMD_TUNE, OPT_TEXT, F(out), 0, 0},
+    {"svg", "FILE", "write a plot", CMD_QUALITY, OPT_TEXT, F(svg), 0, 0},
+
     {"tensors", NULL, "list the tensors", CMD_INSPECT, OPT_FLAG, F(tensors), 0, 0},
 
-    {"json", NULL, "print one JSON object", CMD_RUN | CMD_INSPECT, OPT_FLAG, F(json), 0, 0},
-    {"q|quiet", NULL, "nothing on standard error but errors", CMD_ALL, OPT_FLAG, F(quiet), 0, 0},
-    {"v|verbose", NULL, "also the seed and what the library reports", CMD_ALL, OPT_FLAG, F(verbose),
-     0, 0},
-    {"h|help", NULL, "this text", CMD_ALL, OPT_FLAG, F(help), 0, 0},
+    {"cache-dir", "DIR", "directory of saved state [~/.cache/kvstate/state]", CMD_CACHE, OPT_TEXT,
+     F(cache_dir), 0, 0},
+    {"cache-disk", "MIB", "gc: forget entries until the directory is so small", CMD_CACHE, OPT_U32,
+     F(cache_disk), 1, U31},
+
+    {"json", NULL, "print one JSON object (chat: one a turn)",
+     CMD_TEXT | CMD_INSPECT | CMD_CACHE | CMD_QUALITY, OPT_FLAG, F(json), 0, 0},
+    {"q|quiet", NULL, "nothing on standard error but errors", CMD_ALL | CMD_CACHE, OPT_FLAG,
+     F(quiet), 0, 0},
+    {"v|verbose", NULL, "also the seed and what the library reports", CMD_ALL | CMD_CACHE, OPT_FLAG,
+     F(verbose), 0, 0},
+    {"h|help", NULL, "this text", CMD_ALL | CMD_CACHE, OPT_FLAG, F(help), 0, 0},
 };
 const size_t n_options = sizeof option_table / sizeof option_table[0];
 
@@ -299,7 +327,11 @@ static int from_argv(settings *s, const tables *t, const char *command_name, int
         }
     }
     for (int i = optind; i < argc; i++) {
-        if (s->model) {
+        if (s->n_args < s->max_args) {
+            s->args[s->n_args++] = argv[i];
+            continue;
+        }
+        if (s->model || s->max_args > 0) {
             return fail(EXIT_USAGE, "\"%s\" is one argument too many; kvstate %s --help", argv[i],
                         command_name);
         }
@@ -319,7 +351,10 @@ int options_parse(settings *s, uint32_t command, const char *command_name, int a
     s->repeat_penalty = 1.0f;
     s->repeat_last_n = 64;
     s->repetitions = 3;
+    s->budget = 4.5f;
+    s->chunks = command == CMD_TUNE ? 8 : 0;
     s->n_predict = 512; /* a small model may repeat itself until the context is full */
+    s->max_args = command == CMD_CACHE ? MAX_ARGS : 0;
     int rc = from_environment(s, command);
     if (rc != 0) {
         return rc;

@@ -13,10 +13,17 @@ enum {
     CMD_RUN = 1u << 0,
     CMD_BENCH = 1u << 1,
     CMD_INSPECT = 1u << 2,
-    CMD_ALL = CMD_RUN | CMD_BENCH | CMD_INSPECT
+    CMD_CHAT = 1u << 3,
+    CMD_CACHE = 1u << 4, /* no model: outside CMD_ALL */
+    CMD_PERPLEXITY = 1u << 5,
+    CMD_TUNE = 1u << 6,
+    CMD_TEXT = CMD_RUN | CMD_CHAT, /* those that produce text */
+    CMD_QUALITY = CMD_PERPLEXITY | CMD_TUNE,
+    CMD_ALL = CMD_TEXT | CMD_BENCH | CMD_INSPECT | CMD_QUALITY
 };
 
 #define MAX_BIAS 64
+#define MAX_ARGS 4
 
 typedef struct settings {
     /* model and text */
@@ -26,6 +33,7 @@ typedef struct settings {
     const char *system;
     const char *template;
     bool raw;
+    bool no_history;
     bool ignore_eos;
     bool special;
     uint32_t n_predict; /* 0: until the model ends */
@@ -42,6 +50,7 @@ typedef struct settings {
     uint32_t kv_bits;
     uint32_t kv_group;
     uint32_t kv_start;
+    uint32_t kv_block;
     uint32_t window;
     uint32_t sinks;
     uint32_t max_kv_size;
@@ -65,8 +74,23 @@ typedef struct settings {
     const char *depths;
     uint32_t repetitions;
     const char *output;
+    /* perplexity and tune */
+    uint32_t chunks; /* 0: all */
+    bool kl;
+    const char *kl_base;
+    float budget;       /* bits a value */
+    float budget_bytes; /* 0: by budget */
+    uint32_t depth;
+    const char *out;
+    const char *svg;
     /* inspect */
     bool tensors;
+    /* cache */
+    const char *cache_dir;
+    uint32_t cache_disk; /* MiB */
+    const char *args[MAX_ARGS];
+    uint32_t n_args;
+    uint32_t max_args; /* 0: one positional argument, the model */
     /* everywhere */
     bool json;
     bool quiet;

@@ -83,6 +83,13 @@ int interrupted(void)
     return caught;
 }
 
+void interrupt_done(void)
+{
+    if (caught == EXIT_SIGINT) {
+        caught = 0;
+    }
+}
+
 /* Warnings of the library, and with --verbose all that it says. */
 static void on_log(void *user, kvs_log_level level, const char *msg)
 {
@@ -117,7 +124,8 @@ int make_ctx(settings *s, kvs_ctx **out)
 int open_model(const settings *s, kvs_ctx *ctx, uint32_t flags, kvs_model **out)
 {
     if (!s->model) {
-        return fail(EXIT_USAGE, "which model? Give a GGUF file: -m FILE");
+        return fail(EXIT_USAGE,
+                    "which model? Give a GGUF file or a directory of safetensors: -m FILE");
     }
     kvs_err err = {KVS_OK, 0, "", ""};
     kvs_model_opts o = KVS_MODEL_OPTS_INIT;
@@ -153,6 +161,7 @@ int make_plan(const settings *s, kvs_ctx *ctx, const kvs_model *model, const cha
     o.v = s->cache_v;
     o.group = s->kv_group;
     o.start = s->kv_start;
+    o.kv_block = s->kv_block;
     o.window = s->window;
     o.sinks = s->sinks;
     if (s->max_kv_size > 0) {

@@ -38,6 +38,8 @@ double now_seconds(void);
 /* First SIGINT or SIGTERM sets a flag, the second ends the program. */
 void catch_signals(void);
 int interrupted(void); /* 0, EXIT_SIGINT or EXIT_SIGTERM */
+/* Forgets a SIGINT: it stopped an answer, not the program. */
+void interrupt_done(void);
 
 /* A context as the options say. */
 int make_ctx(settings *s, kvs_ctx **out);

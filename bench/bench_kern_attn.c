@@ -219,7 +219,7 @@ static size_t token_bytes(const kvs__shape *h)
 
 static kvs__planes at_token(const head *h, const uint8_t *data, size_t token)
 {
-    kvs__planes p = {data + token * token_bytes(&h->shape), NULL, NULL};
+    kvs__planes p = {data + token * token_bytes(&h->shape), NULL, NULL, 0, 0};
     if (h->shape.bits) {
         p.scale = h->scale + token * (DIM / h->shape.group);
         p.bias = h->bias + token * (DIM / h->shape.group);

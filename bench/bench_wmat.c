@@ -243,17 +243,33 @@ static void measure(spot *s, size_t pass, size_t tier, uint32_t threads, const k
     s->time[pass] = since(t, threads) / (double)repeat;
 }
 
-static void group(const char *kind, const kvs__wtype_info *info, size_t n, size_t k,
+/* A matrix of any type in the first bytes of `weights`; affine ones with bf16 scales of 64. */
+static kvs__wrows matrix(kvs__wtype type, size_t n, size_t k)
+{
+    if (kvs__wtype_get((uint32_t)type)) {
+        return kvs__wrows_of(type, weights, n, k);
+    }
+    kvs__wrows w = {.data = weights, .row_bytes = k / 8 * kvs__waffine_bits(type), .n = n, .k = k};
+    w.type = type;
+    w.affine.dtype = KVS__W_BF16;
+    w.affine.shift = 1;
+    w.affine.row_bytes = k / 64 * 2;
+    w.affine.scales = weights + n * w.row_bytes;
+    w.affine.biases = w.affine.scales + n * w.affine.row_bytes;
+    return w;
+}
+
+static void group(const char *kind, kvs__wtype type, const char *type_name, size_t n, size_t k,
                   const size_t *row_counts, size_t n_rows, bool by_flops)
 {
     for (size_t r = 0; r < n_rows; r++) {
         size_t rows = row_counts[r];
-        kvs__mat_out out = {kvs__wrows_of(info->type, weights, n, k), y, n};
+        kvs__mat_out out = {matrix(type, n, k), y, n};
         for (size_t i = 0; i < KVS_COUNT(tiers) * N_THREADS; i++) {
             size_t tier = i / N_THREADS;
             uint32_t threads = (uint32_t)(i % N_THREADS) + 1;
             char name[128];
-            (void)snprintf(name, sizeof name, "%s %s %zux%zu r%zu %s t%u", kind, info->name, n, k,
+            (void)snprintf(name, sizeof name, "%s %s %zux%zu r%zu %s t%u", kind, type_name, n, k,
                            rows, tiers[tier].name, threads);
             if (!(kvs_cpu_tiers() & tiers[tier].need) || !wanted(name)) {
                 continue;
@@ -269,7 +285,7 @@ static void group(const char *kind, const kvs__wtype_info *info, size_t n, size_
             if (by_flops) {
                 line(name, 2.0 * weights_n * (double)rows / t * 1e-9, "GFLOP/s", peak);
             } else {
-                double bytes = (double)out.w.row_bytes / (double)k;
+                double bytes = (double)(out.w.row_bytes + 2 * out.w.affine.row_bytes) / (double)k;
                 double limit = median(s.read, PASSES) / bytes;
                 double by_peak = peak / (2.0 * (double)rows);
                 line(name, weights_n / t * 1e-9, "Gweight/s", limit < by_peak ? limit : by_peak);
@@ -362,10 +378,34 @@ static void set_up(void)
     scratch = get(scratch_bytes);
 }
 
+static const size_t few[] = {1, 2, 4, 8};
+static const size_t many[] = {64, 512};
+
+static void affine_types(void)
+{
+    static const struct {
+        kvs__wtype type;
+        const char *name;
+    } types[] = {
+#define KVS_X(name, number, bits) {KVS__W_##name, #name},
+        KVS_WTYPE_AFFINE_MAP(KVS_X)
+#undef KVS_X
+    };
+    const size_t k = 576;
+    for (size_t i = 0; i < DECODE_BYTES; i += 2) { /* scales are ordinary wherever they lie */
+        weights[i] = (uint8_t)rnd();
+        weights[i + 1] = 0x3c;
+    }
+    for (size_t i = 0; i < KVS_COUNT(types); i++) {
+        size_t n = DECODE_BYTES / (k / 8 * kvs__waffine_bits(types[i].type) + k / 16) / 12 * 12;
+        n = n > MAX_ROWS * 1536 * 7 / 8 ? MAX_ROWS * 1536 * 7 / 8 : n;
+        group("decode", types[i].type, types[i].name, n, k, few, KVS_COUNT(few), false);
+        group("prefill", types[i].type, types[i].name, 1536, 576, many, KVS_COUNT(many), true);
+    }
+}
+
 int main(int argc, char **argv)
 {
-    static const size_t few[] = {1, 2, 4, 8};
-    static const size_t many[] = {64, 512};
     bool cpu_time = argc > 1 && strcmp(argv[1], "-c") == 0;
     time_source = cpu_time ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC;
     filters = argv + 1 + cpu_time;
@@ -379,13 +419,14 @@ int main(int argc, char **argv)
         size_t row_bytes = k / info->block_elems * info->block_bytes;
         size_t n = DECODE_BYTES / row_bytes / 12 * 12;
         n = n > MAX_ROWS * 1536 * 7 / 8 ? MAX_ROWS * 1536 * 7 / 8 : n;
-        group("decode", info, n, k, few, KVS_COUNT(few), false);
+        group("decode", info->type, info->name, n, k, few, KVS_COUNT(few), false);
         if (info->block_elems != 256) {
-            group("prefill", info, 1536, 576, many, KVS_COUNT(many), true);
+            group("prefill", info->type, info->name, 1536, 576, many, KVS_COUNT(many), true);
         }
-        group("prefill", info, 576, 1536, many, KVS_COUNT(many), true);
-        group("prefill", info, 640, 2048, many, KVS_COUNT(many), true);
+        group("prefill", info->type, info->name, 576, 1536, many, KVS_COUNT(many), true);
+        group("prefill", info->type, info->name, 640, 2048, many, KVS_COUNT(many), true);
     }
+    affine_types();
     tokens();
     for (uint32_t t = 0; t < N_THREADS; t++) {
         kvs_ctx_free(ctx[t]);

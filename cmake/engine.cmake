@@ -16,6 +16,23 @@ if(NOT TARGET PkgConfig::KVS_PCRE2)
   set_target_properties(PkgConfig::KVS_PCRE2 PROPERTIES IMPORTED_LOCATION ${KVS_PCRE2_LIB}
     INTERFACE_INCLUDE_DIRECTORIES ${KVS_PCRE2_INCLUDE})
 endif()
+if(PkgConfig_FOUND)
+  pkg_check_modules(KVS_UTF8PROC QUIET IMPORTED_TARGET libutf8proc)
+endif()
+if(NOT TARGET PkgConfig::KVS_UTF8PROC)
+  find_library(KVS_UTF8PROC_LIB utf8proc)
+  find_path(KVS_UTF8PROC_INCLUDE utf8proc.h)
+  if(NOT KVS_UTF8PROC_LIB OR NOT KVS_UTF8PROC_INCLUDE)
+    message(FATAL_ERROR "The engine's tokenizer needs utf8proc (Debian: libutf8proc-dev); "
+      "install it or build the state library alone with -DKVS_ENGINE=OFF")
+  endif()
+  add_library(PkgConfig::KVS_UTF8PROC UNKNOWN IMPORTED)
+  set_target_properties(PkgConfig::KVS_UTF8PROC PROPERTIES IMPORTED_LOCATION ${KVS_UTF8PROC_LIB}
+    INTERFACE_INCLUDE_DIRECTORIES ${KVS_UTF8PROC_INCLUDE})
+endif()
+# Whatever is made from the engine's objects names PCRE2, and so gets both.
+set_property(TARGET PkgConfig::KVS_PCRE2 APPEND PROPERTY
+  INTERFACE_LINK_LIBRARIES PkgConfig::KVS_UTF8PROC)
 
 file(GLOB KVS_ENGINE_SRC CONFIGURE_DEPENDS src/engine/*.c)
 add_library(kvstate_engine_objects OBJECT ${KVS_ENGINE_SRC})

@@ -34,6 +34,9 @@ build_set() {
     need ninja-build tool ninja
     need pkg-config tool pkg-config
     need libpcre2-dev pkg-config --exists libpcre2-8
+    need libutf8proc-dev pkg-config --exists libutf8proc
+    need libedit-dev pkg-config --exists libedit
+    need libxxhash-dev test -e /usr/include/xxhash.h
     need libjansson-dev pkg-config --exists jansson
 }
 

@@ -2,7 +2,7 @@
 /* kvstate/cache.h: the attention state of one sequence over all layers of a model.
  *
  * A layer's state is a product of three choices: a codec for K and one for V (codec.h), a layout
- * (grow or ring), and its geometry; any two layers may differ in everything. One kvs_cache is one
+ * (grow, ring or paged), and its geometry; any two layers may differ in everything. One kvs_cache is one
  * row (sequence); a batch is a list of caches, so rows are never padded.
  *
  * Positions count tokens from 0 and are absolute: a ring that dropped old tokens keeps counting.
@@ -20,14 +20,18 @@ extern "C" {
 
 typedef enum kvs_layout {
     KVS_LAYOUT_GROW = 0, /* keeps every token; segments of geometric size, never moved */
-    KVS_LAYOUT_RING = 1  /* keeps `sinks` first tokens and the newest `window`; fixed memory */
+    KVS_LAYOUT_RING = 1, /* keeps `sinks` first tokens and the newest `window`; fixed memory */
+    KVS_LAYOUT_PAGED = 2 /* blocks of a pool (pages.h), shared by forks, views and stored prefixes;
+                            with a window, blocks wholly behind it go back at once */
 } kvs_layout;
 
 /* What a layer keeps. A kind that a call can't serve is KVS_E_UNSUPPORTED, naming the layer. */
 typedef enum kvs_layer_kind {
     KVS_LAYER_ATTENTION = 0, /* keys and values */
-    KVS_LAYER_LATENT = 1,   /* MLA: one row a token, the key; its first v_dim elements, the value */
-    KVS_LAYER_BORROW = 2,   /* nothing: reads what layer `donor`, a lower one, keeps */
+    /* MLA: one row a token, kept once: k_dim elements are the key, the first v_dim of them the
+     * value. One KV head; codec `v` and the v of kvs_kv, kvs_planes and spans are not used. */
+    KVS_LAYER_LATENT = 1,
+    KVS_LAYER_BORROW = 2,   /* nothing: reads what layer `donor`, a lower one, keeps by then */
     KVS_LAYER_RECURRENT = 3 /* a convolution tail and a state of fixed size */
 } kvs_layer_kind;
 
@@ -45,12 +49,13 @@ typedef struct kvs_layer_spec {
     kvs_codec k;
     kvs_codec v;
     kvs_layout layout;
-    /* Newest tokens that a query sees, its own included; 0 (grow only): all. A query at position p
+    /* Newest tokens that a query sees, its own included; 0 (not of a ring): all. A query at position p
      * sees j <= p with j > p - window or j < sinks. mlx-lm's RotatingKVCache(max_size, keep) is
      * window = max_size - keep, sinks = keep. */
     uint32_t window;
     uint32_t sinks;
-    /* Ring: the largest block of one append, 1 if 0. A rewind of as many tokens is exact too. */
+    /* Ring, and paged with a window: the largest block of one append, 1 if 0. A rewind of as many
+     * tokens is exact too. */
     uint32_t max_block;
     /* Delayed conversion: a query at a position below `dense_until` reads all its keys and values
      * as `dense_dtype`; later ones read the codecs above. When the length passes it the layer is
@@ -58,7 +63,9 @@ typedef struct kvs_layer_spec {
     uint32_t dense_until;
     kvs_dtype dense_dtype;
     kvs_layer_kind kind;
-    uint32_t donor;    /* borrowing layers: whose state is read */
+    /* Borrowing layers: the lower layer of keys and values whose state is read. It also tells the
+     * geometry (which may be 0 here), codecs, layout and window. */
+    uint32_t donor;
     uint32_t reserved; /* 0; leaves no padding for a later field to inherit */
     const struct kvs_recurrent_spec *recurrent; /* recurrent layers, else NULL */
 } kvs_layer_spec;
@@ -68,16 +75,23 @@ typedef struct kvs_layer_spec {
             KVS_LAYOUT_GROW, 0, 0, 0, 0, KVS_F16, KVS_LAYER_ATTENTION, 0, 0, NULL                  \
     }
 
+typedef struct kvs_pages kvs_pages;
+
 typedef struct kvs_cache_opts {
     size_t struct_size;
     uint32_t n_layers;
     const kvs_layer_spec *layers; /* [n_layers], read during the call only */
     /* Tokens that grow layers hold without another allocation; 0: start small. */
     uint64_t reserve_tokens;
+    /* Pool of the paged layers, of the same context; NULL: the cache makes one of its own, without
+     * a limit. The cache keeps it alive. */
+    kvs_pages *pages;
+    uint32_t block_tokens;   /* of a pool of its own, 0: 64; with `pages` 0 or the pool's */
+    uint32_t reserved_pages; /* 0 */
 } kvs_cache_opts;
 #define KVS_CACHE_OPTS_INIT                                                                        \
     {                                                                                              \
-        sizeof(kvs_cache_opts), 0, NULL, 0                                                         \
+        sizeof(kvs_cache_opts), 0, NULL, 0, NULL, 0, 0                                             \
     }
 
 typedef struct kvs_cache kvs_cache;
@@ -85,7 +99,8 @@ typedef struct kvs_cache kvs_cache;
 /* What a cache of these options takes from the allocator when each layer holds n_tokens (appended
  * in blocks within each layer's max_block): exactly what kvs_cache_bytes will say. A layer with
  * dense_until is counted dense up to there and converted beyond; between the append that converts
- * it and the next one it holds both. layer_bytes: [n_layers] or NULL. */
+ * it and the next one it holds both. A paged layer is counted by the blocks it refers to and its
+ * table; what the pool takes for them is kvs_pages_plan's. layer_bytes: [n_layers] or NULL. */
 KVS_API kvs_status kvs_cache_plan(const kvs_cache_opts *opts, uint64_t n_tokens,
                                   size_t *state_bytes, size_t *layer_bytes, kvs_err *err);
 
@@ -93,7 +108,15 @@ KVS_API kvs_status kvs_cache_plan(const kvs_cache_opts *opts, uint64_t n_tokens,
  * context's attention scratch, so that later reads, block reads apart, take no memory. */
 KVS_API kvs_status kvs_cache_new(kvs_ctx *ctx, const kvs_cache_opts *opts, kvs_cache **out,
                                  kvs_err *err);
-KVS_API void kvs_cache_free(kvs_cache *cache); /* NULL is fine; views stay valid */
+KVS_API void kvs_cache_free(kvs_cache *cache); /* NULL is fine; views and forks stay valid */
+/* A cache of its own that begins with the first n_tokens of src (KVS_ALL_TOKENS: with all of every
+ * layer). It shares storage and copies no prefix: O(segments). Later writes of either side take
+ * memory for what they add (grow) or a copy of the window (ring); 15 tokens are copied at most
+ * otherwise. kvs_cache_bytes counts what is shared on every side in full: it says what a cache would
+ * hold alone, kvs_ctx_stats.live_bytes counts it once. KVS_E_RANGE: more tokens than a layer has;
+ * KVS_E_STATE: fewer than it can be rewound to, or drafts of an open round (txn.h). */
+#define KVS_ALL_TOKENS UINT64_MAX
+KVS_API kvs_status kvs_cache_fork(kvs_cache *src, uint64_t n_tokens, kvs_cache **out, kvs_err *err);
 /* Empties all layers and gives their memory back, except what reserve_tokens asked for; where a
  * view pins that, or a layer gave it up when it was converted, the next append takes it anew. */
 KVS_API kvs_status kvs_cache_clear(kvs_cache *cache, kvs_err *err);
@@ -101,18 +124,22 @@ KVS_API kvs_status kvs_cache_clear(kvs_cache *cache, kvs_err *err);
 KVS_API uint32_t kvs_cache_n_layers(const kvs_cache *cache);
 /* NULL for a layer out of range. Valid as long as the cache. */
 KVS_API const kvs_layer_spec *kvs_cache_spec(const kvs_cache *cache, uint32_t layer);
-/* Tokens seen, i.e. the position of the next one; -1 for a layer out of range. */
+/* Tokens seen, i.e. the position of the next one; -1 for a layer out of range. Of a layer that
+ * borrows: its donor's, whom all reads of it mean; writing to it is KVS_E_UNSUPPORTED, calls on
+ * KVS_ALL_LAYERS pass it over, and it takes no bytes. */
 KVS_API int64_t kvs_cache_length(const kvs_cache *cache, uint32_t layer);
-/* Bytes held from the allocator by one layer, by all with KVS_ALL_LAYERS. */
+/* Bytes held from the allocator by one layer, by all with KVS_ALL_LAYERS. A paged layer: of its
+ * table and the blocks it refers to, shared ones in full. */
 #define KVS_ALL_LAYERS UINT32_MAX
 KVS_API size_t kvs_cache_bytes(const kvs_cache *cache, uint32_t layer);
-/* "grow k=q4 v=q8 heads=8 dims=128/128", "recurrent delta heads=32/16 ..."; length as snprintf. Layers with one signature hold the
+/* "grow k=q4 v=q8 heads=8 dims=128/128", "grow latent=q8 dims=576/512", "recurrent delta heads=32/16
+ * ..."; length as snprintf. Layers with one signature hold the
  * same bytes for the same input. */
 KVS_API size_t kvs_cache_signature(const kvs_cache *cache, uint32_t layer, char *dst, size_t n);
 
 /* ---- writing */
 
-/* Keys and values of n_tokens new tokens, position-encoded, element (token t, head h, d) at
+/* Keys and values of n_tokens new tokens (latent layers: keys alone), position-encoded, element (token t, head h, d) at
  * t * token_stride + h * head_stride + d; strides in elements, 0: dense [n_tokens][heads][dim]. */
 typedef struct kvs_kv {
     size_t struct_size;
@@ -131,8 +158,9 @@ typedef struct kvs_kv {
     }
 
 /* Plan: does all allocation that an append of n_tokens needs, so that the append cannot fail for
- * memory unless a view is taken in between. Optional; append does it where it was not done.
- * KVS_ALL_LAYERS: nothing visible changes on failure. KVS_E_LIMIT: more than a ring's max_block. */
+ * memory unless a view is taken, or a paged layer rewound, in between. Optional; append does it
+ * where it was not done. KVS_ALL_LAYERS: nothing visible changes on failure. KVS_E_LIMIT: more than
+ * the max_block of a ring or of a paged window, or the pool is at its limit. */
 KVS_API kvs_status kvs_cache_reserve(kvs_cache *cache, uint32_t layer, uint32_t n_tokens,
                                      kvs_err *err);
 /* Apply: encodes each new row once and stores it. Cost O(n_tokens). */
@@ -143,7 +171,8 @@ KVS_API kvs_status kvs_cache_append(kvs_cache *cache, uint32_t layer, const kvs_
  * that a later query may see is still stored. KVS_NO if not; never an approximation. */
 KVS_API kvs_status kvs_cache_can_rewind(const kvs_cache *cache, uint32_t layer, uint64_t n_tokens);
 /* Takes the newest n tokens back: no bytes move, but in a recurrent layer, which may recompute up to
- * undo_interval - 1 tokens. KVS_E_RANGE: more than the length; KVS_E_STATE:
+ * undo_interval - 1 tokens; paged layers give whole unused blocks back. KVS_E_RANGE: more than the
+ * length; KVS_E_STATE:
  * can_rewind says no, the message tells the most that can. With KVS_ALL_LAYERS: all or none. */
 KVS_API kvs_status kvs_cache_rewind(kvs_cache *cache, uint32_t layer, uint64_t n_tokens,
                                     kvs_err *err);
@@ -195,7 +224,9 @@ KVS_API kvs_status kvs_cache_attend(kvs_cache *cache, uint32_t layer, const kvs_
 /* ---- views: reads that outlive later appends (donor layers, drafters) */
 
 /* A view pins the tokens that a layer holds now (the live window of a ring); later appends,
- * rewinds and the end of the cache don't change it. Writing over pinned tokens copies them first.
+ * rewinds, conversions, moves of the row and the end of the cache don't change it. Who writes over
+ * pinned tokens takes other memory first (as after a fork). KVS_E_STATE: an empty layer, or drafts
+ * of an open round. A drafter captures its donors so, once per chain.
  * Freed by kvs_view_free, before the context. */
 typedef struct kvs_view kvs_view;
 typedef struct kvs_view_info {
@@ -262,9 +293,9 @@ typedef struct kvs_planes {
  * where one is not stored. */
 KVS_API kvs_status kvs_cache_export(const kvs_cache *cache, uint32_t layer, int64_t begin,
                                     uint64_t n, const kvs_planes *dst, kvs_err *err);
-/* Appends n tokens of already encoded planes at position `at`: the length, or (ring, and only past
- * its sinks) a later one: tokens in between count as seen and dropped. KVS_E_LIMIT: more than the
- * ring holds. KVS_E_UNSUPPORTED: across dense_until; below it the planes are dense. */
+/* Appends n tokens of already encoded planes at position `at`: the length, or (ring or paged with a
+ * window, and only past the sinks) a later one: tokens in between count as seen and dropped.
+ * KVS_E_LIMIT: more than the ring holds (paged: more than it would keep of them). KVS_E_UNSUPPORTED: across dense_until; below it the planes are dense. */
 KVS_API kvs_status kvs_cache_import(kvs_cache *cache, uint32_t layer, int64_t at, uint64_t n,
                                     const kvs_planes *src, kvs_err *err);
 /* First position from which all up to the length are stored (sinks below it come on top), for export
@@ -272,7 +303,8 @@ KVS_API kvs_status kvs_cache_import(kvs_cache *cache, uint32_t layer, int64_t at
 KVS_API int64_t kvs_cache_oldest(const kvs_cache *cache, uint32_t layer);
 
 /* Re-encodes the live tokens of one layer in other codecs (decoded values, one rounding); the old
- * storage is freed before the call returns, so at most one layer is held twice. */
+ * storage is freed before the call returns, so at most one layer is held twice. Latent layers: v is
+ * not read. */
 KVS_API kvs_status kvs_cache_convert(kvs_cache *cache, uint32_t layer, const kvs_codec *k,
                                      const kvs_codec *v, kvs_err *err);
 

@@ -8,6 +8,7 @@
 #include "kvstate/plan.h"
 #include "kvstate/sampler.h"
 #include "kvstate/session.h"
+#include "kvstate/template.h"
 #include "kvstate/tokenizer.h"
 
 #endif

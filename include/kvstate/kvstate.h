@@ -7,7 +7,11 @@
 #include "kvstate/cache.h"
 #include "kvstate/codec.h"
 #include "kvstate/mask.h"
+#include "kvstate/pages.h"
 #include "kvstate/recurrent.h"
+#include "kvstate/rows.h"
 #include "kvstate/step.h"
+#include "kvstate/store.h"
+#include "kvstate/txn.h"
 
 #endif

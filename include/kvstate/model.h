@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* kvstate/model.h: a model file: weights, hyper-parameters, tokenizer, metadata. */
+/* kvstate/model.h: a model: weights, hyper-parameters, tokenizer, metadata. docs/models.md tells
+ * which files are read. */
 #ifndef KVSTATE_MODEL_H
 #define KVSTATE_MODEL_H
 
@@ -30,9 +31,11 @@ typedef struct kvs_model_opts {
         sizeof(kvs_model_opts), 0, 0                                                               \
     }
 
-/* Opens a GGUF file. KVS_E_IO: it can't be read; KVS_E_FORMAT: malformed, or a hyper-parameter or
- * tensor does not fit (the message names it and its value); KVS_E_UNSUPPORTED: an architecture,
- * tensor type or option that is not implemented. */
+/* Opens a GGUF file, or a directory with config.json and safetensors (or one of its .safetensors
+ * files, which stands for the directory). KVS_E_NOTFOUND: a file is missing; KVS_E_IO: it can't be
+ * read; KVS_E_FORMAT: malformed, or a hyper-parameter or tensor does not fit (the message names it
+ * and its value); KVS_E_UNSUPPORTED: an architecture, tensor type or option that is not
+ * implemented. */
 KVS_API kvs_status kvs_model_open(kvs_ctx *ctx, const char *path, const kvs_model_opts *opts,
                                   kvs_model **out, kvs_err *err);
 KVS_API void kvs_model_close(kvs_model *model); /* NULL is fine */
@@ -50,16 +53,18 @@ typedef struct kvs_model_info {
     uint32_t k_dim; /* of one head */
     uint32_t v_dim;
     uint32_t n_vocab;
-    uint32_t n_ctx_train; /* context length it was trained for */
-    uint32_t window;      /* of the layers that have one; 0: none has */
-    uint64_t n_params;    /* elements of all tensors */
-    uint64_t file_bytes;
-    uint64_t weight_bytes; /* of all tensors */
-    uint64_t step_bytes;   /* of the weights that one token reads */
+    uint32_t n_ctx_train;    /* context length it was trained for */
+    uint32_t window;         /* of the layers that have one; 0: none has */
+    uint64_t n_params;       /* elements of all tensors */
+    uint64_t file_bytes;     /* of all weight files */
+    uint64_t weight_bytes;   /* of all tensors */
+    uint64_t step_bytes;     /* of the weights that one token reads */
+    uint32_t n_experts;      /* of a mixture layer; 0: none is */
+    uint32_t n_experts_used; /* for each token */
 } kvs_model_info;
 #define KVS_MODEL_INFO_INIT                                                                        \
     {                                                                                              \
-        sizeof(kvs_model_info), "", "", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                   \
+        sizeof(kvs_model_info), "", "", 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0             \
     }
 KVS_API kvs_status kvs_model_get_info(const kvs_model *model, kvs_model_info *out);
 
@@ -85,9 +90,10 @@ KVS_API kvs_status kvs_model_get_entry(const kvs_model *model, size_t i, kvs_mod
 /* A string value in full, borrowed from the model, not terminated; NULL when there is none. */
 KVS_API const char *kvs_model_string(const kvs_model *model, const char *key, size_t *n_bytes);
 
+/* A quantised weight of safetensors is one tensor, "affine4:64", scales and biases included. */
 typedef struct kvs_model_tensor {
     size_t struct_size;
-    char name[128];
+    char name[128]; /* as in the file */
     char type[16];
     uint64_t dims[4]; /* fastest first, unused ones 1 */
     uint64_t bytes;

@@ -21,7 +21,9 @@ enum {
 typedef struct kvs_plan_opts {
     size_t struct_size;
     /* A codec for K and V ("f16", "q8", "affine4:32"), one each ("k8v4", "q8+q4"), or
-     * "layers:FILE" with lines "LAYERS CODEC [window=N] [sinks=N] [start=N]". NULL: "f16". */
+     * "layers:FILE" with lines "LAYERS CODEC [window=N] [sinks=N] [start=N]", or "layers=" and
+     * such lines with semicolons between them. NULL: "f16".
+     * "paged", "paged:PLAN", "paged/N", "paged/N:PLAN" stand for kv_block and the plan. */
     const char *kv;
     const char *k; /* replaces the K side; llama.cpp's type names are taken here and in kv */
     const char *v;
@@ -32,10 +34,11 @@ typedef struct kvs_plan_opts {
     uint32_t n_ctx;  /* most tokens; a window that reaches further is not made a ring. 0: model's */
     uint32_t max_block; /* largest block that a session computes at once; 0: 512 */
     uint32_t flags;     /* KVS_PLAN_* */
+    uint32_t kv_block;  /* not 0: layers are paged, in blocks of so many tokens, at most 256 */
 } kvs_plan_opts;
 #define KVS_PLAN_OPTS_INIT                                                                         \
     {                                                                                              \
-        sizeof(kvs_plan_opts), NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0                               \
+        sizeof(kvs_plan_opts), NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0                            \
     }
 
 typedef struct kvs_plan kvs_plan; /* immutable; may outlive the model */
@@ -50,6 +53,8 @@ KVS_API uint32_t kvs_plan_n_layers(const kvs_plan *plan);
 KVS_API const kvs_layer_spec *kvs_plan_layer(const kvs_plan *plan, uint32_t layer);
 KVS_API uint32_t kvs_plan_n_ctx(const kvs_plan *plan);
 KVS_API uint32_t kvs_plan_max_block(const kvs_plan *plan);
+/* Tokens of a block of the paged layers, 0 where there are none. */
+KVS_API uint32_t kvs_plan_kv_block(const kvs_plan *plan);
 /* State bytes when n_tokens are held, as kvs_cache_plan; layer_bytes: [n_layers] or NULL. */
 KVS_API kvs_status kvs_plan_bytes(const kvs_plan *plan, uint64_t n_tokens, size_t *state_bytes,
                                   size_t *layer_bytes, kvs_err *err);

@@ -24,10 +24,11 @@ typedef struct kvs_session_opts {
     uint32_t flags;       /* 0 */
     kvs_progress_fn progress;
     void *progress_user;
+    kvs_pages *pages; /* of a paged plan, with its block size; NULL: one of the session's own */
 } kvs_session_opts;
 #define KVS_SESSION_OPTS_INIT                                                                      \
     {                                                                                              \
-        sizeof(kvs_session_opts), NULL, 0, 0, NULL, NULL                                           \
+        sizeof(kvs_session_opts), NULL, 0, 0, NULL, NULL, NULL                                     \
     }
 
 /* One thread at a time. Freed before its context and model. */

@@ -3,7 +3,8 @@
  *
  * Text is UTF-8. Bytes that are not are read as U+FFFD, one for each maximal ill-formed part, as
  * the Unicode standard recommends and most decoders do; no text is refused for its content.
- * Nothing is normalised: where a model was trained on NFC (Qwen, for one), bring text there first.
+ * The vocabulary of a GGUF file normalises nothing: where a model was trained on NFC (Qwen, for
+ * one), bring text there first. A tokenizer.json says itself how its text is normalised.
  */
 #ifndef KVSTATE_TOKENIZER_H
 #define KVSTATE_TOKENIZER_H
@@ -14,9 +15,23 @@
 extern "C" {
 #endif
 
-/* Immutable once made, so any number of threads may use one. Belongs to the model it came with:
- * it dies with the model, and so do all texts that it hands out. */
+/* Immutable once made, so any number of threads may use one. One that came with a model belongs to
+ * it and dies with it, and so do all texts that it hands out. */
 typedef struct kvs_tokenizer kvs_tokenizer;
+
+/* The tokenizer of a Hugging Face folder (tokenizer.json and, where they are there,
+ * tokenizer_config.json, special_tokens_map.json, generation_config.json, chat_template.jinja), or
+ * a tokenizer.json alone. KVS_E_NOTFOUND: there is none; KVS_E_FORMAT: malformed, or it contradicts
+ * itself; KVS_E_UNSUPPORTED names the part that is not implemented; KVS_E_LIMIT, KVS_E_IO. */
+KVS_API kvs_status kvs_tokenizer_open(kvs_ctx *ctx, const char *path, kvs_tokenizer **out,
+                                      kvs_err *err);
+KVS_API void kvs_tokenizer_close(kvs_tokenizer *tok); /* NULL is fine; never a model's */
+
+/* A text that came with the tokenizer, borrowed, not terminated; NULL where there is none. Keys:
+ * "chat_template", "chat_template.NAME" where a file has several, "bos_token", "eos_token",
+ * "unk_token", "pad_token", "sep_token", "cls_token", "mask_token", "tokenizer_class". */
+KVS_API const char *kvs_tokenizer_string(const kvs_tokenizer *tok, const char *key,
+                                         size_t *n_bytes);
 
 /* Flags of encode and decode. */
 enum {
@@ -75,7 +90,8 @@ KVS_API int32_t kvs_tokenizer_find(const kvs_tokenizer *tok, const char *text, s
 KVS_API size_t kvs_tokenizer_size(const kvs_tokenizer *tok);               /* number of tokens */
 KVS_API uint32_t kvs_tokenizer_attr(const kvs_tokenizer *tok, int32_t id); /* 0: foreign id */
 KVS_API int32_t kvs_tokenizer_special(const kvs_tokenizer *tok, kvs_special which); /* or -1 */
-/* What KVS_TOKENIZE_ADD_SPECIAL adds: bit 0 the begin token, bit 1 the end token. */
+/* What KVS_TOKENIZE_ADD_SPECIAL adds: bit 0 something before the text (the begin token), bit 1
+ * something behind it (the end token). */
 KVS_API uint32_t kvs_tokenizer_adds(const kvs_tokenizer *tok);
 
 /* Streaming detokeniser: text for a screen, token by token. Never splits a character: bytes of an

@@ -6,7 +6,10 @@
 #include <stdio.h>
 #include <string.h>
 
-static const kvs__arch *const table[] = {&kvs__arch_llama, &kvs__arch_gemma3};
+static const kvs__arch *const table[] = {
+    &kvs__arch_llama, &kvs__arch_qwen2,  &kvs__arch_qwen3,  &kvs__arch_qwen3moe,  &kvs__arch_olmoe,
+    &kvs__arch_phi3,  &kvs__arch_gemma2, &kvs__arch_gemma3, &kvs__arch_deepseek2,
+};
 
 const kvs__arch *kvs__arch_find(kvs__str name)
 {
@@ -20,7 +23,7 @@ const kvs__arch *kvs__arch_find(kvs__str name)
 
 const char *kvs__arch_list(void)
 {
-    return "llama, gemma3";
+    return "llama, qwen2, qwen3, qwen3moe, olmoe, phi3, gemma2, gemma3, deepseek2";
 }
 
 static void make_key(const kvs_model *m, const char *suffix, char key[96])
@@ -74,4 +77,20 @@ kvs_status kvs__param_f32(const kvs_model *m, const char *suffix, const float *f
     }
     *out = v;
     return KVS_OK;
+}
+
+kvs_status kvs__param_bool(const kvs_model *m, const char *suffix, bool *out, kvs_err *err)
+{
+    char key[96];
+    make_key(m, suffix, key);
+    kvs_status st = kvs__gguf_get_bool(m->gguf, key, out, err);
+    return st == KVS_NO ? KVS_OK : st;
+}
+
+kvs_status kvs__param_str(const kvs_model *m, const char *suffix, kvs__str *out, kvs_err *err)
+{
+    char key[96];
+    make_key(m, suffix, key);
+    kvs_status st = kvs__gguf_get_str(m->gguf, key, out, err);
+    return st == KVS_NO ? KVS_OK : st;
 }

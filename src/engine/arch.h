@@ -8,10 +8,13 @@
 
 /* Parts that a layer may have beyond attention norm, q, k, v, o, ffn norm, gate, up, down. */
 enum {
-    KVS__PART_QK_NORM = 1u << 0,   /* attn_q_norm, attn_k_norm, per head */
-    KVS__PART_POST_NORM = 1u << 1, /* post_attention_norm, post_ffw_norm */
-    KVS__PART_QKV_BIAS = 1u << 2,  /* attn_q.bias ..., used where present */
-    KVS__PART_ROPE_FREQS = 1u << 3 /* rope_freqs.weight, used where present */
+    KVS__PART_QK_NORM = 1u << 0,    /* attn_q_norm, attn_k_norm, per head */
+    KVS__PART_POST_NORM = 1u << 1,  /* post_attention_norm, post_ffw_norm */
+    KVS__PART_BIAS = 1u << 2,       /* attn_q.bias, ..., attn_output.bias, where present */
+    KVS__PART_ROPE_FREQS = 1u << 3, /* rope_freqs.weight, used where present */
+    KVS__PART_WIDE_NORM = 1u << 4,  /* attn_q_norm, attn_k_norm, over all heads at once */
+    KVS__PART_FUSED = 1u << 5,  /* attn_qkv and ffn_up hold q, k, v and gate, up, one under other */
+    KVS__PART_EXPERTS = 1u << 6 /* layers with ffn_gate_inp are mixtures of experts */
 };
 
 typedef struct kvs__arch {
@@ -25,7 +28,7 @@ typedef struct kvs__arch {
 } kvs__arch;
 
 const kvs__arch *kvs__arch_find(kvs__str name); /* NULL: unknown */
-/* "llama, gemma3", for messages. */
+/* "llama, qwen2, ...", for messages. */
 const char *kvs__arch_list(void);
 
 /* Value of key "<arch>.<suffix>". Absent: KVS_E_FORMAT names the key, or, with a `fallback`, that
@@ -41,7 +44,24 @@ kvs_status kvs__param_u32(const kvs_model *m, const kvs__u32_rule *rule, uint32_
 kvs_status kvs__param_f32(const kvs_model *m, const char *suffix, const float *fallback, float *out,
                           kvs_err *err);
 
+/* As the key says, or *out unchanged where it is absent. */
+kvs_status kvs__param_bool(const kvs_model *m, const char *suffix, bool *out, kvs_err *err);
+kvs_status kvs__param_str(const kvs_model *m, const char *suffix, kvs__str *out, kvs_err *err);
+
+/* Setup functions, and parts of them. attention.sliding_window for all layers, or all
+ * but every sliding_window_pattern-th. */
+kvs_status kvs__setup_window(kvs_model *m, kvs_err *err);
+/* expert_*, for all layers; which of them are mixtures is seen by their tensors. */
+kvs_status kvs__setup_experts(kvs_model *m, bool normalise, kvs_err *err);
+
 extern const kvs__arch kvs__arch_llama;
+extern const kvs__arch kvs__arch_qwen2;
+extern const kvs__arch kvs__arch_qwen3;
+extern const kvs__arch kvs__arch_qwen3moe;
+extern const kvs__arch kvs__arch_olmoe;
+extern const kvs__arch kvs__arch_phi3;
+extern const kvs__arch kvs__arch_gemma2;
 extern const kvs__arch kvs__arch_gemma3;
+extern const kvs__arch kvs__arch_deepseek2;
 
 #endif

@@ -26,20 +26,25 @@ static kvs_status setup(kvs_model *m, kvs_err *err)
     if (st == KVS_OK) {
         st = kvs__param_f32(m, "rope.freq_base_swa", &local, &net->ropes[1].base, err);
     }
+    float scale = net->usual.attn_scale;
+    if (st == KVS_OK && net->n_layers == LAYERS_OF_27B) {
+        float by_width = 1.0f / sqrtf((float)net->d_model / (float)net->usual.n_heads);
+        st = kvs__param_f32(m, "attention.scale", &by_width, &scale, err);
+    }
     if (st != KVS_OK) {
         return st;
     }
     net->n_ropes = 2;
-    net->ropes[1].position_scale = 1.0f; /* linear scaling stretches the global layers only */
+    net->ropes[1].n_rot = net->ropes[0].n_rot;
+    net->ropes[1].factor = 1.0f; /* scaling stretches the global layers only */
+    net->ropes[1].part = 1.0f;
     for (uint32_t i = 0; i < net->n_layers; i++) {
         bool is_local = (i + 1) % every != 0;
         net->layers[i].rope = is_local ? 1 : 0;
         net->layers[i].window = is_local ? window : 0;
+        net->layers[i].attn_scale = scale;
     }
     net->embed_scale = sqrtf((float)net->d_model);
-    if (net->n_layers == LAYERS_OF_27B) {
-        net->attn_scale = 1.0f / sqrtf((float)net->d_model / (float)net->n_heads);
-    }
     return KVS_OK;
 }
 

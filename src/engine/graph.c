@@ -1,131 +1,132 @@
 /* SPDX-License-Identifier: MIT */
-/* graph.c: embedding, layers and logits of graph.h.
+/* graph.c: embedding, residual stream and logits of graph.h.
  *
- * A layer is: norm, q k v, rotary encoding, append, attention, output, residual, norm, gated
- * feed-forward, residual; what an architecture has beyond that (norms on q and k, norms after a
- * block, biases, soft caps) is switched by the pointers and numbers of net.h. Steps over rows and
- * steps over matrices alternate; each is one run of the thread pool.
+ * A layer is: norm, mixer, residual, norm, feed-forward, residual. Mixers and feed-forwards are
+ * tables of functions (block.h); norms after a block and soft caps are switched by net.h. Steps
+ * over tokens and steps over matrices alternate; each is one run of the thread pool, so the end of
+ * one block and the norm before the next are one step.
  *
- * The last layer appends the keys and values of all rows and then goes on with the wanted rows
- * only: a prompt's other rows end there, unseen.
- *
- * Rotary angles are position * base^(-2i/n_rot) in double, cosine and sine rounded to f32 once;
- * they depend on the position alone. */
+ * The mixer of the last layer takes in all tokens and gives out the wanted ones only: a prompt's
+ * other tokens end there, unseen. */
 #include "engine/graph.h"
 
 #include <math.h>
 #include <string.h>
 
 #include "base/pool.h"
-#include "engine/matmul.h"
+#include "engine/block.h"
 #include "kern/math.h"
 
-#define ROWS_PER_ITEM 4u
+#define TOKENS_PER_ITEM 4u
 
-struct kvs__graph {
-    kvs_ctx *ctx;
-    const kvs__net *net;
-    const kvs__wkern *kern;
-    uint32_t max_tokens;
-    size_t bytes;
-    size_t mat_scratch;           /* of the context's scratch, for products */
-    double *freq[KVS__MAX_ROPES]; /* [n_rot / 2] */
-    float *cos[KVS__MAX_ROPES];   /* [max_tokens][n_rot / 2] */
-    float *sin[KVS__MAX_ROPES];
-    float *x; /* [max_tokens][d_model] the residual stream */
-    float *h; /* [max_tokens][d_model] a normed copy, or what a block adds */
-    /* One region twice: attention's rows, then the feed-forward's. */
-    float *q;    /* [max_tokens][n_heads * k_dim] */
-    float *k;    /* [max_tokens][n_kv_heads * k_dim] */
-    float *v;    /* [max_tokens][n_kv_heads * v_dim] */
-    float *att;  /* [max_tokens][n_heads * v_dim] */
-    float *gate; /* [max_tokens][d_ff] */
-    float *up;
-};
+/* In the order of the enums in net.h. */
+static const kvs__mixer *const mixers[] = {&kvs__mix_attention, &kvs__mix_latent};
+static const kvs__ffn *const ffns[] = {&kvs__ffn_dense, &kvs__ffn_moe};
 
 /* ---- memory */
 
-typedef struct widths {
-    size_t q, k, v, att;
-    size_t shared; /* of the region that attention and feed-forward share */
-    size_t half;   /* rotary pairs */
-} widths;
-
-static widths get_widths(const kvs__net *net)
+static size_t greater(size_t a, size_t b)
 {
-    widths w;
-    w.q = (size_t)net->n_heads * net->k_dim;
-    w.k = (size_t)net->n_kv_heads * net->k_dim;
-    w.v = (size_t)net->n_kv_heads * net->v_dim;
-    w.att = (size_t)net->n_heads * net->v_dim;
-    size_t attention = w.q + w.k + w.v + w.att;
-    size_t ffn = 2 * (size_t)net->d_ff;
-    w.shared = attention > ffn ? attention : ffn;
-    w.half = net->n_rot / 2;
-    return w;
+    return a > b ? a : b;
 }
 
-/* Floats of one row. Dimensions are at most 2^20 and there are a few: no overflow. */
-static size_t row_floats(const kvs__net *net)
+/* The greatest need of all blocks, each field by itself. */
+static kvs__need need_of(const kvs__net *net)
 {
-    widths w = get_widths(net);
-    return 2 * (size_t)net->d_model + w.shared + 2 * w.half * net->n_ropes;
+    kvs__need most = {0, net->d_model, 0, 0};
+    for (uint32_t i = 0; i < net->n_layers; i++) {
+        const kvs__layer *l = &net->layers[i];
+        const kvs__need each[] = {mixers[l->mixer]->need(net, l), ffns[l->ffn]->need(net, l)};
+        for (size_t b = 0; b < KVS_COUNT(each); b++) {
+            most.floats = greater(most.floats, each[b].floats);
+            most.fixed = greater(most.fixed, each[b].fixed);
+            most.each_thread = greater(most.each_thread, each[b].each_thread);
+            most.widest = greater(most.widest, each[b].widest);
+        }
+    }
+    return most;
 }
 
-/* Elements of the longest row that is multiplied. */
-static size_t widest(const kvs__net *net)
+static size_t half_of(const kvs__net *net, uint32_t rope)
 {
-    size_t k = net->d_model > net->d_ff ? net->d_model : net->d_ff;
-    size_t att = (size_t)net->n_heads * net->v_dim;
-    return k > att ? k : att;
+    return net->ropes[rope].n_rot / 2;
+}
+
+/* Bytes of one token. Dimensions are at most 2^20 and there are a few: no overflow. */
+static size_t token_bytes(const kvs__net *net, const kvs__need *need)
+{
+    size_t floats = 2 * (size_t)net->d_model + need->floats;
+    for (uint32_t r = 0; r < net->n_ropes; r++) {
+        floats += 2 * half_of(net, r);
+    }
+    return floats * sizeof(float) + sizeof(int64_t) + sizeof(int32_t);
+}
+
+static size_t fixed_bytes(const kvs__net *net, const kvs__need *need, uint32_t threads)
+{
+    size_t bytes = (need->fixed + need->each_thread * threads) * sizeof(float);
+    for (uint32_t r = 0; r < net->n_ropes; r++) {
+        bytes += half_of(net, r) * sizeof(double);
+    }
+    return bytes;
 }
 
 uint32_t kvs__graph_block(const kvs__net *net, size_t bytes, uint32_t most)
 {
-    size_t n = bytes / (row_floats(net) * sizeof(float));
+    kvs__need need = need_of(net);
+    size_t n = bytes / token_bytes(net, &need);
     n = n < 16 ? 16 : n - n % 16;
     return n < most ? (uint32_t)n : most;
 }
 
-static void carve(kvs__graph *g, float *mem)
+/* Eight-byte elements first, for their alignment. */
+static void carve(kvs__graph *g)
 {
     const kvs__net *net = g->net;
-    widths w = get_widths(net);
     size_t n = g->max_tokens;
+    double *wide = g->mem;
     for (uint32_t r = 0; r < net->n_ropes; r++) {
-        g->freq[r] = (double *)(void *)mem; /* first, for its alignment */
-        mem += 2 * w.half;
+        g->freq[r] = wide;
+        wide += half_of(net, r);
     }
+    g->pos = (int64_t *)(void *)wide;
+    float *at = (float *)(void *)(g->pos + n);
     for (uint32_t r = 0; r < net->n_ropes; r++) {
-        g->cos[r] = mem;
-        g->sin[r] = mem + n * w.half;
-        mem += 2 * n * w.half;
+        g->cos[r] = kvs__graph_take(&at, n * half_of(net, r));
+        g->sin[r] = kvs__graph_take(&at, n * half_of(net, r));
     }
-    g->x = mem;
-    g->h = g->x + n * net->d_model;
-    g->q = g->h + n * net->d_model;
-    g->k = g->q + n * w.q;
-    g->v = g->k + n * w.k;
-    g->att = g->v + n * w.v;
-    g->gate = g->q;
-    g->up = g->gate + n * net->d_ff;
+    g->x = kvs__graph_take(&at, n * net->d_model);
+    g->h = kvs__graph_take(&at, n * net->d_model);
+    g->token = (int32_t *)(void *)kvs__graph_take(&at, n);
+    g->thread_floats = kvs__graph_take(&at, g->each_thread * kvs__ctx_threads(g->ctx));
+    g->work = at;
 }
 
-static void make_freqs(kvs__graph *g)
+static kvs_status take_memory(kvs__graph *g, kvs_err *err)
 {
-    const kvs__net *net = g->net;
-    for (uint32_t r = 0; r < net->n_ropes; r++) {
-        const kvs__rope *rope = &net->ropes[r];
-        for (uint32_t i = 0; i < net->n_rot / 2; i++) {
-            double f = pow((double)rope->base, -2.0 * (double)i / (double)net->n_rot);
-            f *= (double)rope->position_scale;
-            g->freq[r][i] = rope->factors ? f / (double)rope->factors[i] : f;
-        }
+    kvs__need need = need_of(g->net);
+    uint32_t threads = kvs__ctx_threads(g->ctx);
+    size_t bytes = 0;
+    if (!kvs__mul_size(token_bytes(g->net, &need), g->max_tokens, &bytes) ||
+        !kvs__add_size(bytes, fixed_bytes(g->net, &need, threads), &bytes)) {
+        return kvs__nomem(err, "engine", SIZE_MAX);
     }
+    g->mat_scratch = kvs__matmul_scratch(threads, need.widest);
+    kvs_status st = kvs__ctx_scratch_reserve(g->ctx, g->mat_scratch, err);
+    if (st != KVS_OK) {
+        return st;
+    }
+    g->mem = kvs__alloc(g->ctx, bytes);
+    if (!g->mem) {
+        return kvs__nomem(err, "engine", bytes);
+    }
+    g->bytes = bytes;
+    g->each_thread = need.each_thread;
+    return KVS_OK;
 }
 
-kvs_status kvs__graph_new(kvs_ctx *ctx, const kvs__net *net, uint32_t max_tokens, kvs__graph **out,
-                          kvs_err *err)
+kvs_status kvs__graph_new(kvs_ctx *ctx, const kvs__net *net, uint32_t max_tokens, uint32_t n_ctx,
+                          kvs__graph **out, kvs_err *err)
 {
     kvs__graph *g = kvs__calloc(ctx, 1, sizeof *g);
     if (!g) {
@@ -134,31 +135,18 @@ kvs_status kvs__graph_new(kvs_ctx *ctx, const kvs__net *net, uint32_t max_tokens
     g->ctx = ctx;
     g->net = net;
     g->max_tokens = max_tokens;
-    size_t floats = row_floats(net);
-    size_t bytes = 0;
-    if (!kvs__mul_size(floats, max_tokens, &floats) ||
-        !kvs__add_size(floats, (size_t)net->n_rot * net->n_ropes, &floats) ||
-        !kvs__mul_size(floats, sizeof(float), &bytes)) {
-        kvs__graph_free(g);
-        return kvs__nomem(err, "engine", SIZE_MAX);
-    }
-    g->mat_scratch = kvs__matmul_scratch(kvs__ctx_threads(ctx), widest(net));
-    kvs_status st = kvs__ctx_scratch_reserve(ctx, g->mat_scratch, err);
+    kvs_status st = take_memory(g, err);
     if (st != KVS_OK) {
         kvs__graph_free(g);
         return st;
     }
-    float *mem = kvs__alloc(ctx, bytes);
-    if (!mem) {
-        kvs__graph_free(g);
-        return kvs__nomem(err, "engine", bytes);
-    }
     kvs_ctx_stats stats = KVS_CTX_STATS_INIT;
     (void)kvs_ctx_get_stats(ctx, &stats);
-    g->bytes = bytes;
     g->kern = kvs__wkern_for(stats.tiers);
-    carve(g, mem);
-    make_freqs(g);
+    carve(g);
+    for (uint32_t r = 0; r < net->n_ropes; r++) {
+        g->turn[r] = kvs__rope_freqs(&net->ropes[r], n_ctx, g->freq[r]);
+    }
     *out = g;
     return KVS_OK;
 }
@@ -168,7 +156,7 @@ void kvs__graph_free(kvs__graph *g)
     if (!g) {
         return;
     }
-    kvs__free(g->ctx, g->freq[0], g->bytes);
+    kvs__free(g->ctx, g->mem, g->bytes);
     kvs__free(g->ctx, g, sizeof *g);
 }
 
@@ -177,15 +165,16 @@ size_t kvs__graph_bytes(const kvs__graph *g)
     return g->bytes;
 }
 
-/* Products with up to three matrices that share their input rows. */
-static void multiply(kvs__graph *g, const kvs__mat_out *outs, size_t n_outs, const float *x,
-                     size_t rows)
+/* ---- for blocks */
+
+void kvs__graph_multiply(kvs__graph *g, const kvs__mat_out *outs, size_t n_outs, const float *x,
+                         size_t n)
 {
     kvs__matmul_args a = {
         .kern = g->kern,
         .x = x,
         .ldx = outs[0].w.k,
-        .rows = rows,
+        .rows = n,
         .outs = outs,
         .n_outs = n_outs,
         .scratch = kvs__ctx_scratch(g->ctx, g->mat_scratch),
@@ -194,251 +183,188 @@ static void multiply(kvs__graph *g, const kvs__mat_out *outs, size_t n_outs, con
     kvs__matmul(kvs__ctx_pool(g->ctx), &a);
 }
 
-/* ---- steps over rows */
-
-typedef void (*row_fn)(kvs__graph *g, const kvs__layer *l, size_t row);
-
-typedef struct rows_arg {
-    kvs__graph *g;
-    const kvs__layer *layer;
-    const kvs__graph_step *step;
-    row_fn fn;
-    size_t begin, end;
-} rows_arg;
-
-static void rows_item(void *opaque, size_t item, uint32_t thread)
+void kvs__graph_multiply_here(kvs__graph *g, const kvs__wrows *w, const float *x, size_t ldx,
+                              float *y, size_t ldy, size_t rows, uint32_t thread)
 {
-    const rows_arg *a = opaque;
+    uint8_t *scratch = kvs__ctx_scratch(g->ctx, g->mat_scratch);
+    size_t each = g->mat_scratch / kvs__ctx_threads(g->ctx) / 64 * 64;
+    g->kern->matmul(y, ldy, x, ldx, rows, w, scratch + thread * each);
+}
+
+typedef struct each_arg {
+    kvs__row_fn fn;
+    const void *arg;
+    size_t n;
+} each_arg;
+
+static void each_item(void *opaque, size_t item, uint32_t thread)
+{
+    const each_arg *a = opaque;
     (void)thread;
-    size_t begin = a->begin + item * ROWS_PER_ITEM;
-    size_t end = begin + ROWS_PER_ITEM < a->end ? begin + ROWS_PER_ITEM : a->end;
+    size_t begin = item * TOKENS_PER_ITEM;
+    size_t end = begin + TOKENS_PER_ITEM < a->n ? begin + TOKENS_PER_ITEM : a->n;
     for (size_t r = begin; r < end; r++) {
-        a->fn(a->g, a->layer, r);
+        a->fn(a->arg, r);
     }
 }
 
-/* fn for rows begin .. end-1. */
-static void each_row(kvs__graph *g, const kvs__layer *l, row_fn fn, size_t begin, size_t end)
+void kvs__graph_each(kvs__graph *g, kvs__row_fn fn, const void *arg, size_t n)
 {
-    rows_arg a = {g, l, NULL, fn, begin, end};
-    size_t items = (end - begin + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM;
+    each_arg a = {fn, arg, n};
+    size_t items = (n + TOKENS_PER_ITEM - 1) / TOKENS_PER_ITEM;
     if (items > 0) {
-        kvs__pool_run(kvs__ctx_pool(g->ctx), items, rows_item, &a);
+        kvs__pool_run(kvs__ctx_pool(g->ctx), items, each_item, &a);
     }
 }
 
-static void norm_attn(kvs__graph *g, const kvs__layer *l, size_t row)
+void kvs__graph_turn(const kvs__graph *g, uint32_t rope, size_t token, float *x, size_t n_heads,
+                     size_t dim)
 {
-    size_t d = g->net->d_model;
-    g->kern->rms_norm(g->h + row * d, g->x + row * d, l->attn_norm, d, g->net->rms_eps);
-}
-
-static void add_bias(kvs__graph *g, float *y, const float *bias, size_t n)
-{
-    if (bias) {
-        g->kern->add(y, y, bias, n);
+    size_t half = half_of(g->net, rope);
+    const float *c = g->cos[rope] + token * half;
+    const float *s = g->sin[rope] + token * half;
+    if (g->net->rope_style == KVS__ROPE_PAIRS) {
+        g->kern->rope_norm(x, n_heads, dim, half, c, s);
+    } else {
+        g->kern->rope_neox(x, n_heads, dim, half, c, s);
     }
 }
 
-static void norm_heads(kvs__graph *g, float *y, const float *weight, size_t heads, size_t dim)
-{
-    for (size_t i = 0; weight && i < heads; i++) {
-        g->kern->rms_norm(y + i * dim, y + i * dim, weight, dim, g->net->rms_eps);
-    }
-}
+/* ---- the beginning: embedding and angles */
 
-/* Biases, norms of q and k, rotary encoding. */
-static void finish_qkv(kvs__graph *g, const kvs__layer *l, size_t row)
+static void embed(const kvs__graph *g, size_t t)
 {
     const kvs__net *net = g->net;
-    widths w = get_widths(net);
-    float *q = g->q + row * w.q;
-    float *k = g->k + row * w.k;
-    add_bias(g, q, l->bq, w.q);
-    add_bias(g, k, l->bk, w.k);
-    add_bias(g, g->v + row * w.v, l->bv, w.v);
-    norm_heads(g, q, l->q_norm, net->n_heads, net->k_dim);
-    norm_heads(g, k, l->k_norm, net->n_kv_heads, net->k_dim);
-    const float *c = g->cos[l->rope] + row * w.half;
-    const float *s = g->sin[l->rope] + row * w.half;
-    if (net->rope_style == KVS__ROPE_PAIRS) {
-        g->kern->rope_norm(q, net->n_heads, net->k_dim, w.half, c, s);
-        g->kern->rope_norm(k, net->n_kv_heads, net->k_dim, w.half, c, s);
-    } else {
-        g->kern->rope_neox(q, net->n_heads, net->k_dim, w.half, c, s);
-        g->kern->rope_neox(k, net->n_kv_heads, net->k_dim, w.half, c, s);
-    }
-}
-
-static void add_block(kvs__graph *g, const float *post_norm, size_t row)
-{
-    size_t d = g->net->d_model;
-    float *h = g->h + row * d;
-    float *x = g->x + row * d;
-    if (post_norm) {
-        g->kern->rms_norm(h, h, post_norm, d, g->net->rms_eps);
-    }
-    g->kern->add(x, x, h, d);
-}
-
-/* Residual of attention, then the feed-forward's norm. */
-static void join_attn(kvs__graph *g, const kvs__layer *l, size_t row)
-{
-    size_t d = g->net->d_model;
-    add_block(g, l->post_attn_norm, row);
-    g->kern->rms_norm(g->h + row * d, g->x + row * d, l->ffn_norm, d, g->net->rms_eps);
-}
-
-static void activate(kvs__graph *g, const kvs__layer *l, size_t row)
-{
-    (void)l;
-    size_t n = g->net->d_ff;
-    float *gate = g->gate + row * n;
-    if (g->net->act == KVS__ACT_SILU) {
-        g->kern->silu_mul(gate, gate, g->up + row * n, n);
-    } else {
-        g->kern->gelu_mul(gate, gate, g->up + row * n, n);
-    }
-}
-
-static void join_ffn(kvs__graph *g, const kvs__layer *l, size_t row)
-{
-    add_block(g, l->post_ffn_norm, row);
-}
-
-/* ---- embedding and angles */
-
-static void embed(const rows_arg *a, size_t row)
-{
-    kvs__graph *g = a->g;
-    const kvs__net *net = g->net;
-    const kvs__wrows *e = &net->embed;
-    float *x = g->x + row * net->d_model;
-    g->kern->dequant(x, e->type, e->data + (size_t)a->step->tokens[row] * e->row_bytes,
-                     net->d_model);
+    float *x = g->x + t * net->d_model;
+    g->kern->row(x, &net->embed, (size_t)g->token[t]);
     if (net->embed_scale != 1.0f) {
         g->kern->scale(x, x, net->embed_scale, net->d_model);
     }
 }
 
-static void angles(const rows_arg *a, size_t row)
+/* Cosines and sines of position * frequency, each rounded to f32 once. */
+static void angles(const kvs__graph *g, size_t t)
 {
-    kvs__graph *g = a->g;
-    size_t half = g->net->n_rot / 2;
-    double pos = (double)(a->step->pos + (int64_t)row);
+    double pos = (double)g->pos[t];
     for (uint32_t r = 0; r < g->net->n_ropes; r++) {
+        size_t half = half_of(g->net, r);
+        double turn = (double)g->turn[r];
         for (size_t i = 0; i < half; i++) {
             double angle = pos * g->freq[r][i];
-            g->cos[r][row * half + i] = (float)cos(angle);
-            g->sin[r][row * half + i] = (float)sin(angle);
+            g->cos[r][t * half + i] = (float)(cos(angle) * turn);
+            g->sin[r][t * half + i] = (float)(sin(angle) * turn);
         }
     }
 }
 
-static void begin_item(void *opaque, size_t item, uint32_t thread)
+static void norm(const kvs__graph *g, const float *weight, size_t t)
 {
-    const rows_arg *a = opaque;
-    (void)thread;
-    for (size_t r = item * ROWS_PER_ITEM; r < (item + 1) * ROWS_PER_ITEM && r < a->end; r++) {
-        embed(a, r);
-        angles(a, r);
-    }
+    size_t d = g->net->d_model;
+    g->kern->rms_norm(g->h + t * d, g->x + t * d, weight, d, g->net->rms_eps);
+}
+
+static void begin_token(const void *arg, size_t t)
+{
+    const kvs__graph *g = arg;
+    embed(g, t);
+    angles(g, t);
+    norm(g, g->net->layers[0].attn_norm, t);
 }
 
 /* ---- layers */
 
-static kvs_status append(kvs__graph *g, kvs_cache *cache, uint32_t i, uint32_t n, kvs_err *err)
+/* Adds what a block made to the stream, then norms for the next one (NULL: there is none). */
+typedef struct join {
+    const kvs__graph *g;
+    const float *post_norm;
+    const float *next_norm;
+} join;
+
+static void join_token(const void *arg, size_t t)
 {
-    kvs_kv kv = KVS_KV_INIT;
-    kv.n_tokens = n;
-    kv.k = g->k;
-    kv.v = g->v;
-    return kvs_cache_append(cache, i, &kv, err);
+    const join *j = arg;
+    const kvs__graph *g = j->g;
+    size_t d = g->net->d_model;
+    float *h = g->h + t * d;
+    float *x = g->x + t * d;
+    if (j->post_norm) {
+        g->kern->rms_norm(h, h, j->post_norm, d, g->net->rms_eps);
+    }
+    g->kern->add(x, x, h, d);
+    if (j->next_norm) {
+        norm(g, j->next_norm, t);
+    }
 }
 
-static kvs_status attend(kvs__graph *g, kvs_cache *cache, uint32_t i, const kvs__graph_step *step,
-                         uint32_t first, kvs_err *err)
-{
-    widths w = get_widths(g->net);
-    kvs_attend a = KVS_ATTEND_INIT;
-    a.n_queries = step->n - first;
-    a.n_q_heads = g->net->n_heads;
-    a.q = g->q + first * w.q;
-    a.out = g->att + first * w.att;
-    a.scale = g->net->attn_scale;
-    a.softcap = g->net->attn_softcap;
-    return kvs_cache_attend(cache, i, &a, err);
-}
-
-static void feed_forward(kvs__graph *g, const kvs__layer *l, size_t begin, size_t n)
+/* Moves the stream of the wanted tokens to where the last mixer left theirs: one after another. */
+static void keep_wanted(kvs__graph *g, const kvs__step *step)
 {
     size_t d = g->net->d_model;
-    size_t ff = g->net->d_ff;
-    const kvs__mat_out in[] = {
-        {l->gate, g->gate + begin * ff, ff},
-        {l->up, g->up + begin * ff, ff},
-    };
-    const kvs__mat_out out[] = {{l->down, g->h + begin * d, d}};
-    multiply(g, in, KVS_COUNT(in), g->h + begin * d, n);
-    each_row(g, l, activate, begin, begin + n);
-    multiply(g, out, KVS_COUNT(out), g->gate + begin * ff, n);
-    each_row(g, l, join_ffn, begin, begin + n);
+    size_t from = 0;
+    size_t to = 0;
+    for (uint32_t r = 0; r < step->n_rows; r++) {
+        uint32_t skip = kvs__step_skip(step, r);
+        size_t n = step->rows[r].n - skip;
+        memmove(g->x + to * d, g->x + (from + skip) * d, n * d * sizeof *g->x);
+        from += step->rows[r].n;
+        to += n;
+    }
 }
 
-static kvs_status run_layer(kvs__graph *g, kvs_cache *cache, uint32_t i,
-                            const kvs__graph_step *step, kvs_err *err)
+static kvs_status run_layer(kvs__graph *g, uint32_t i, const kvs__step *step, kvs_err *err)
 {
     const kvs__layer *l = &g->net->layers[i];
-    widths w = get_widths(g->net);
-    size_t d = g->net->d_model;
-    uint32_t first = i + 1 == g->net->n_layers ? step->first_row : 0;
-    const kvs__mat_out qkv[] = {
-        {l->wk, g->k, w.k},
-        {l->wv, g->v, w.v},
-        {l->wq, g->q, w.q},
-    };
-    each_row(g, l, norm_attn, 0, step->n);
-    multiply(g, qkv, KVS_COUNT(qkv), g->h, step->n);
-    each_row(g, l, finish_qkv, 0, step->n);
-    kvs_status st = append(g, cache, i, step->n, err);
-    if (st != KVS_OK || first == step->n) {
+    kvs_status st = mixers[l->mixer]->run(g, i, step, err);
+    if (st != KVS_OK || step->n_out == 0) {
         return st;
     }
-    st = attend(g, cache, i, step, first, err);
-    if (st != KVS_OK) {
-        return st;
+    if (step->last) {
+        keep_wanted(g, step);
     }
-    size_t n = step->n - first;
-    const kvs__mat_out out[] = {{l->wo, g->h + first * d, d}};
-    multiply(g, out, KVS_COUNT(out), g->att + first * w.att, n);
-    each_row(g, l, join_attn, first, step->n);
-    feed_forward(g, l, first, n);
+    join mixed = {g, l->post_attn_norm, l->ffn_norm};
+    kvs__graph_each(g, join_token, &mixed, step->n_out);
+    ffns[l->ffn]->run(g, l, step->n_out);
+    join fed = {g, l->post_ffn_norm, step->last ? g->net->output_norm : l[1].attn_norm};
+    kvs__graph_each(g, join_token, &fed, step->n_out);
     return KVS_OK;
 }
 
-kvs_status kvs__graph_run(kvs__graph *g, kvs_cache *cache, const kvs__graph_step *step,
-                          kvs_err *err)
+static void take_rows(kvs__graph *g, kvs__step *step, uint32_t *n_wanted)
 {
-    KVS_ASSERT(step->n > 0 && step->n <= g->max_tokens && step->first_row <= step->n);
-    rows_arg a = {g, NULL, step, NULL, 0, step->n};
-    size_t items = (step->n + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM;
-    kvs__pool_run(kvs__ctx_pool(g->ctx), items, begin_item, &a);
+    for (uint32_t r = 0; r < step->n_rows; r++) {
+        const kvs__graph_row *row = &step->rows[r];
+        KVS_ASSERT(row->n > 0 && row->n <= g->max_tokens - step->n_tokens);
+        KVS_ASSERT(row->first_wanted <= row->n);
+        memcpy(g->token + step->n_tokens, row->tokens, row->n * sizeof *g->token);
+        for (uint32_t i = 0; i < row->n; i++) {
+            g->pos[step->n_tokens + i] = row->pos + (int64_t)i;
+        }
+        step->n_tokens += row->n;
+        *n_wanted += row->n - row->first_wanted;
+    }
+}
+
+kvs_status kvs__graph_run(kvs__graph *g, const kvs__graph_row *rows, uint32_t n_rows, kvs_err *err)
+{
+    kvs__step step = {.rows = rows, .n_rows = n_rows};
+    uint32_t n_wanted = 0;
+    take_rows(g, &step, &n_wanted);
+    step.n_out = step.n_tokens;
+    kvs__graph_each(g, begin_token, g, step.n_tokens);
     kvs_status st = KVS_OK;
     for (uint32_t i = 0; st == KVS_OK && i < g->net->n_layers; i++) {
-        st = run_layer(g, cache, i, step, err);
+        step.last = i + 1 == g->net->n_layers;
+        step.n_out = step.last ? n_wanted : step.n_tokens;
+        st = run_layer(g, i, &step, err);
     }
     return st;
 }
 
-void kvs__graph_logits(kvs__graph *g, uint32_t row, uint32_t n, float *dst)
+void kvs__graph_logits(kvs__graph *g, uint32_t first, uint32_t n, float *dst)
 {
     const kvs__net *net = g->net;
-    size_t d = net->d_model;
-    for (size_t r = row; r < (size_t)row + n; r++) {
-        g->kern->rms_norm(g->h + r * d, g->x + r * d, net->output_norm, d, net->rms_eps);
-    }
     const kvs__mat_out out[] = {{net->output, dst, net->n_vocab}};
-    multiply(g, out, KVS_COUNT(out), g->h + row * d, n);
+    kvs__graph_multiply(g, out, KVS_COUNT(out), g->h + (size_t)first * net->d_model, n);
     if (net->logit_softcap > 0.0f) {
         for (size_t i = 0; i < (size_t)n * net->n_vocab; i++) {
             dst[i] = kvs__softcap(dst[i], net->logit_softcap);

@@ -35,9 +35,8 @@ static void run_item(void *opaque, size_t item, uint32_t thread)
     const kvs__mat_out *out = &a->outs[m];
     size_t j = item / p->row_blocks * p->block[m];
     size_t r = item % p->row_blocks * p->rows_per_item;
-    kvs__wrows w = out->w;
-    w.data += j * w.row_bytes;
-    w.n = w.n - j < p->block[m] ? w.n - j : p->block[m];
+    size_t left = out->w.n - j;
+    kvs__wrows w = kvs__wrows_part(&out->w, j, left < p->block[m] ? left : p->block[m]);
     size_t rows = a->rows - r < p->rows_per_item ? a->rows - r : p->rows_per_item;
     a->kern->matmul(out->y + r * out->ldy + j, out->ldy, a->x + r * a->ldx, a->ldx, rows, &w,
                     (uint8_t *)a->scratch + thread * p->scratch_each);

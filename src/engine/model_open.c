@@ -6,10 +6,13 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "engine/arch.h"
+#include "engine/hf.h"
 #include "engine/model_parts.h"
 #include "engine/token_gguf.h"
+#include "engine/token_json.h"
 
 /* ---- opening */
 
@@ -31,34 +34,55 @@ static void fill_info(kvs_model *m)
     if (kvs__gguf_get_str(m->gguf, "general.name", &s, NULL) == KVS_OK) {
         copy_text(info->name, sizeof info->name, s);
     }
-    info->file_bytes = kvs__gguf_get_info(m->gguf).file_bytes;
-    const kvs__gguf_tensor *t = NULL;
-    for (size_t i = 0; (t = kvs__gguf_tensor_at(m->gguf, i)); i++) {
-        info->n_params += (uint64_t)t->ne[0] * t->n_rows;
-        info->weight_bytes += t->bytes;
+    info->file_bytes =
+        m->source.hf ? kvs__hf_file_bytes(m->source.hf) : kvs__gguf_get_info(m->gguf).file_bytes;
+    kvs__tensor t;
+    for (size_t i = 0; kvs__source_at(&m->source, i, &t); i++) {
+        info->n_params += (uint64_t)t.ne[0] * t.n_rows;
+        info->weight_bytes += t.bytes;
     }
     info->n_layers = net->n_layers;
     info->d_model = net->d_model;
-    info->d_ff = net->d_ff;
-    info->n_heads = net->n_heads;
-    info->n_kv_heads = net->n_kv_heads;
-    info->k_dim = net->k_dim;
-    info->v_dim = net->v_dim;
+    info->d_ff = net->usual.d_ff;
+    info->n_heads = net->usual.n_heads;
+    info->n_kv_heads = net->usual.n_kv_heads;
+    info->k_dim = net->usual.k_dim;
+    info->v_dim = net->usual.v_dim;
     info->n_vocab = net->n_vocab;
     info->n_ctx_train = net->n_ctx_train;
     for (uint32_t i = 0; i < net->n_layers; i++) {
         uint32_t w = net->layers[i].window;
         info->window = w > info->window ? w : info->window;
+        if (net->layers[i].ffn == KVS__FFN_MOE) {
+            info->n_experts = net->layers[i].moe.n;
+            info->n_experts_used = net->layers[i].moe.used;
+        }
     }
 }
 
+/* Embeddings of checkpoints are often padded: there may be more rows than tokens. */
 static kvs_status check_vocab(const kvs_model *m, kvs_err *err)
 {
-    if (m->tok && m->arch && kvs_tokenizer_size(m->tok) != m->net.n_vocab) {
+    const kvs__u32_rule rule = {"vocab_size", 1, UINT32_MAX, &m->net.n_vocab};
+    uint32_t n_vocab = 0;
+    if (m->arch && m->source.hf) {
+        kvs_status st = kvs__param_u32(m, &rule, &n_vocab, err);
+        if (st != KVS_OK) {
+            return st;
+        }
+        if (n_vocab != m->net.n_vocab) {
+            return kvs__fail(
+                err, KVS_E_FORMAT, "engine", "config.json: vocab_size is %u, %s has %u rows",
+                n_vocab, kvs__source_name(&m->source, "token_embd.weight").text, m->net.n_vocab);
+        }
+    }
+    size_t n_tokens = m->tok ? kvs_tokenizer_size(m->tok) : 0;
+    bool padded = m->source.hf && n_tokens < m->net.n_vocab;
+    if (m->tok && m->arch && !padded && n_tokens != m->net.n_vocab) {
         return kvs__fail(err, KVS_E_FORMAT, "engine",
                          "vocabulary mismatch: token_embd.weight has %u rows, the tokenizer %zu "
                          "tokens",
-                         m->net.n_vocab, kvs_tokenizer_size(m->tok));
+                         m->net.n_vocab, n_tokens);
     }
     return KVS_OK;
 }
@@ -88,9 +112,14 @@ static kvs_status load(kvs_model *m, uint32_t flags, kvs_err *err)
     if (st == KVS_OK && m->arch) {
         st = kvs__net_load(m, err);
     }
+    if (st == KVS_OK && m->arch && m->source.hf) {
+        st = kvs__hf_check_used(m->source.hf, err);
+    }
     if (st == KVS_OK) {
-        st = kvs__tokenizer_from_gguf(m->ctx, m->gguf, NULL, &m->tok, err);
         bool inspect = (flags & KVS_MODEL_INSPECT) != 0;
+        st = m->source.hf ? kvs__tokenizer_from_json(m->ctx, kvs__hf_dir(m->source.hf),
+                                                     m->arch ? m->net.n_vocab : 0, &m->tok, err)
+                          : kvs__tokenizer_from_gguf(m->ctx, m->gguf, NULL, &m->tok, err);
         if (st == KVS_E_NOTFOUND || (inspect && st == KVS_E_UNSUPPORTED)) {
             st = KVS_OK;
         }
@@ -101,13 +130,21 @@ static kvs_status load(kvs_model *m, uint32_t flags, kvs_err *err)
 kvs_status kvs__model_open_gguf(kvs_ctx *ctx, kvs__gguf *g, uint32_t flags, kvs_model **out,
                                 kvs_err *err)
 {
+    return kvs__model_open_source(ctx, g, NULL, flags, out, err);
+}
+
+kvs_status kvs__model_open_source(kvs_ctx *ctx, kvs__gguf *g, kvs__hf *hf, uint32_t flags,
+                                  kvs_model **out, kvs_err *err)
+{
     kvs_model *m = kvs__calloc(ctx, 1, sizeof *m);
     if (!m) {
         kvs__gguf_close(g);
+        kvs__hf_close(hf);
         return kvs__nomem(err, "engine", sizeof *m);
     }
     m->ctx = ctx;
     m->gguf = g;
+    m->source = (kvs__source){g, hf};
     m->info = (kvs_model_info)KVS_MODEL_INFO_INIT;
     kvs_status st = load(m, flags, err);
     if (st != KVS_OK) {
@@ -117,6 +154,41 @@ kvs_status kvs__model_open_gguf(kvs_ctx *ctx, kvs__gguf *g, uint32_t flags, kvs_
     fill_info(m);
     *out = m;
     return KVS_OK;
+}
+
+/* A directory, or a file by the names that safetensors have. */
+static bool is_hf(const char *path)
+{
+    static const char *const tails[] = {".safetensors", ".safetensors.index.json"};
+    size_t n = strlen(path);
+    for (size_t i = 0; i < KVS_COUNT(tails); i++) {
+        size_t t = strlen(tails[i]);
+        if (n > t && strcmp(path + n - t, tails[i]) == 0) {
+            return true;
+        }
+    }
+    struct stat sb;
+    return stat(path, &sb) == 0 && S_ISDIR(sb.st_mode);
+}
+
+static kvs_status open_hf(kvs_ctx *ctx, const char *path, uint32_t flags, kvs_model **out,
+                          kvs_err *err)
+{
+    kvs__hf *hf = NULL;
+    kvs_status st = kvs__hf_open(ctx, path, &hf, err);
+    if (st != KVS_OK) {
+        return st;
+    }
+    const void *bytes = NULL;
+    size_t n = 0;
+    kvs__gguf *g = NULL;
+    kvs__hf_meta(hf, &bytes, &n);
+    st = kvs__gguf_open_mem(ctx, bytes, n, &g, err);
+    if (st != KVS_OK) {
+        kvs__hf_close(hf);
+        return st;
+    }
+    return kvs__model_open_source(ctx, g, hf, flags, out, err);
 }
 
 kvs_status kvs_model_open(kvs_ctx *ctx, const char *path, const kvs_model_opts *opts,
@@ -136,6 +208,9 @@ kvs_status kvs_model_open(kvs_ctx *ctx, const char *path, const kvs_model_opts *
     if (o.flags & ~(uint32_t)KVS_MODEL_INSPECT || o.reserved) {
         return kvs__fail(err, KVS_E_INVAL, "engine", "flags 0x%x of kvs_model_opts", o.flags);
     }
+    if (is_hf(path)) {
+        return open_hf(ctx, path, o.flags, out, err);
+    }
     kvs__gguf *g = NULL;
     kvs_status st = kvs__gguf_open(ctx, path, &g, err);
     return st == KVS_OK ? kvs__model_open_gguf(ctx, g, o.flags, out, err) : st;
@@ -149,6 +224,7 @@ void kvs_model_close(kvs_model *m)
     kvs__net_free(m);
     kvs__tokenizer_free(m->tok);
     kvs__gguf_close(m->gguf);
+    kvs__hf_close(m->source.hf);
     kvs__free(m->ctx, m, sizeof *m);
 }
 
@@ -171,12 +247,15 @@ const kvs_tokenizer *kvs_model_tokenizer(const kvs_model *m)
 
 const char *kvs_model_string(const kvs_model *m, const char *key, size_t *n_bytes)
 {
+    static const char tokens[] = "tokenizer.";
     kvs__str s = {NULL, 0};
-    if (kvs__gguf_get_str(m->gguf, key, &s, NULL) != KVS_OK) {
-        return NULL;
+    if (kvs__gguf_get_str(m->gguf, key, &s, NULL) == KVS_OK) {
+        *n_bytes = s.len;
+        return s.ptr;
     }
-    *n_bytes = s.len;
-    return s.ptr;
+    /* what GGUF files have as metadata, folders have beside tokenizer.json */
+    bool beside = m->tok && m->source.hf && strncmp(key, tokens, sizeof tokens - 1) == 0;
+    return beside ? kvs_tokenizer_string(m->tok, key + sizeof tokens - 1, n_bytes) : NULL;
 }
 
 /* Text with what a terminal must not see replaced, cut at n; returns the length written. */
@@ -270,16 +349,16 @@ kvs_status kvs_model_get_entry(const kvs_model *m, size_t i, kvs_model_entry *ou
 
 kvs_status kvs_model_get_tensor(const kvs_model *m, size_t i, kvs_model_tensor *out)
 {
-    const kvs__gguf_tensor *t = kvs__gguf_tensor_at(m->gguf, i);
-    if (!t) {
+    kvs__tensor t;
+    if (!kvs__source_at(&m->source, i, &t)) {
         return KVS_NO;
     }
     kvs_model_tensor r = KVS_MODEL_TENSOR_INIT;
-    (void)put_text(r.name, sizeof r.name, t->name);
-    (void)snprintf(r.type, sizeof r.type, "%s", kvs__wtype_get((uint32_t)t->type)->name);
+    (void)put_text(r.name, sizeof r.name, t.name);
+    (void)snprintf(r.type, sizeof r.type, "%s", t.type_name);
     for (size_t d = 0; d < 4; d++) {
-        r.dims[d] = t->ne[d];
+        r.dims[d] = t.ne[d];
     }
-    r.bytes = t->bytes;
+    r.bytes = t.bytes;
     return kvs__stats_write(out, &r, sizeof r);
 }

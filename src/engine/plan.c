@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/net.h"
 #include "engine/plan_parse.h"
 
 #define DEFAULT_BLOCK 512u
@@ -24,6 +25,7 @@ struct kvs_plan {
     uint32_t n_heads;
     uint32_t n_ctx;
     uint32_t max_block;
+    uint32_t kv_block; /* 0: no layer is paged */
     kvs__plan_notes notes;
 };
 
@@ -39,12 +41,7 @@ static kvs_status layers_from_model(kvs_plan *p, const kvs_model *model, const k
     p->n_layers = info->n_layers;
     p->n_heads = info->n_heads;
     for (uint32_t i = 0; i < p->n_layers; i++) {
-        kvs_layer_spec s = KVS_LAYER_SPEC_INIT;
-        s.n_kv_heads = info->n_kv_heads;
-        s.k_dim = info->k_dim;
-        s.v_dim = info->v_dim;
-        s.window = kvs_model_window(model, i);
-        p->layers[i] = s;
+        kvs__net_layer_spec(&model->net, i, &p->layers[i]);
     }
     return KVS_OK;
 }
@@ -54,9 +51,15 @@ static kvs_status apply_codecs(kvs_plan *p, const kvs_model *model, const kvs_pl
 {
     kvs__plan_parser ps = {p->layers, p->n_layers, o->group, &p->notes, p->ctx, model};
     const char *kv = o->kv ? o->kv : "f16";
-    kvs_status st = KVS_OK;
+    kvs_status st = kvs__plan_parse_paged(&kv, &p->kv_block, err);
+    if (st != KVS_OK) {
+        return st;
+    }
+    p->kv_block = o->kv_block > 0 ? o->kv_block : p->kv_block;
     if (strncmp(kv, "layers:", 7) == 0) {
         st = kvs__plan_parse_file(&ps, kv + 7, err);
+    } else if (strncmp(kv, "layers=", 7) == 0) {
+        st = kvs__plan_parse_layers(&ps, kv + 7, err);
     } else {
         kvs_codec k;
         kvs_codec v;
@@ -102,11 +105,24 @@ static kvs_status apply_limits(kvs_plan *p, const kvs_plan_opts *o, kvs_err *err
     return KVS_OK;
 }
 
+/* All layers share one pool's blocks. A paged window that is to keep all tokens says that a block, and
+ * so a rewind, may be as long as the context. */
+static void make_paged(const kvs_plan *p, kvs_layer_spec *s, uint32_t flags)
+{
+    uint32_t most = flags & KVS_PLAN_FULL_WINDOW ? p->n_ctx : p->max_block;
+    s->layout = KVS_LAYOUT_PAGED;
+    s->max_block = s->window > 0 ? most : 0;
+}
+
 /* A window becomes a ring unless it, with room for one block, reaches the context anyway. */
 static void choose_layouts(kvs_plan *p, uint32_t flags)
 {
     for (uint32_t i = 0; i < p->n_layers; i++) {
         kvs_layer_spec *s = &p->layers[i];
+        if (p->kv_block > 0 && s->kind == KVS_LAYER_ATTENTION) {
+            make_paged(p, s, flags);
+            continue;
+        }
         uint64_t ring = (uint64_t)s->window + s->sinks + p->max_block;
         bool grow = s->window == 0 || ring >= p->n_ctx || flags & KVS_PLAN_FULL_WINDOW;
         s->layout = grow ? KVS_LAYOUT_GROW : KVS_LAYOUT_RING;
@@ -120,7 +136,7 @@ static kvs_status check_layer(const kvs_plan *p, uint32_t i, kvs_err *err)
     kvs_err e = {KVS_OK, 0, "", ""};
     const char *side = "keys";
     kvs_status st = kvs_codec_check(&s->k, s->k_dim, &e);
-    if (st == KVS_OK) {
+    if (st == KVS_OK && s->kind != KVS_LAYER_LATENT) {
         side = "values";
         st = kvs_codec_check(&s->v, s->v_dim, &e);
     }
@@ -255,6 +271,7 @@ kvs_status kvs_plan_bytes(const kvs_plan *p, uint64_t n_tokens, size_t *state_by
     kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
     o.n_layers = p->n_layers;
     o.layers = p->layers;
+    o.block_tokens = p->kv_block;
     return kvs_cache_plan(&o, n_tokens, state_bytes, layer_bytes, err);
 }
 
@@ -263,7 +280,9 @@ static bool same_spec(const kvs_layer_spec *a, const kvs_layer_spec *b)
     return a->k.bits == b->k.bits && a->k.group == b->k.group && a->k.rotate == b->k.rotate &&
            a->k.dtype == b->k.dtype && a->v.bits == b->v.bits && a->v.group == b->v.group &&
            a->v.rotate == b->v.rotate && a->v.dtype == b->v.dtype && a->layout == b->layout &&
-           a->window == b->window && a->sinks == b->sinks && a->dense_until == b->dense_until;
+           a->window == b->window && a->sinks == b->sinks && a->dense_until == b->dense_until &&
+           a->kind == b->kind && a->n_kv_heads == b->n_kv_heads && a->k_dim == b->k_dim &&
+           a->v_dim == b->v_dim;
 }
 
 /* First layer of group i of equal layers; n_layers past the end. */
@@ -317,18 +336,35 @@ static void put_group(const kvs_plan *p, uint32_t first, kvs__plan_text *t)
     (void)kvs_codec_name(&s->v, v, sizeof v);
     kvs__plan_put(t, "layers ");
     put_ranges(p, first, t);
-    kvs__plan_put(t, ": %s", s->layout == KVS_LAYOUT_RING ? "ring" : "grow");
+    static const char *const layouts[] = {"grow", "ring", "paged"};
+    kvs__plan_put(t, ": %s", layouts[s->layout]);
+    if (s->layout == KVS_LAYOUT_PAGED) {
+        kvs__plan_put(t, " %u", p->kv_block);
+    }
     if (s->window > 0) {
         kvs__plan_put(t, " window %u", s->window);
     }
     if (s->sinks > 0) {
         kvs__plan_put(t, " sinks %u", s->sinks);
     }
-    kvs__plan_put(t, ", k %s, v %s", k, v);
+    if (s->kind == KVS_LAYER_LATENT) {
+        kvs__plan_put(t, ", latent %s", k);
+    } else {
+        kvs__plan_put(t, ", k %s, v %s", k, v);
+    }
     if (s->dense_until > 0) {
         kvs__plan_put(t, " after %u dense tokens", s->dense_until);
     }
-    kvs__plan_put(t, ", %u heads of %u/%u", s->n_kv_heads, s->k_dim, s->v_dim);
+    if (s->kind == KVS_LAYER_LATENT) {
+        kvs__plan_put(t, ", one row of %u", s->k_dim);
+    } else {
+        kvs__plan_put(t, ", %u heads of %u/%u", s->n_kv_heads, s->k_dim, s->v_dim);
+    }
+}
+
+uint32_t kvs_plan_kv_block(const kvs_plan *p)
+{
+    return p->kv_block;
 }
 
 size_t kvs_plan_line(const kvs_plan *p, uint32_t i, char *dst, size_t n)

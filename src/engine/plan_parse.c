@@ -100,6 +100,28 @@ kvs_status kvs__plan_parse_codec(kvs__plan_parser *ps, const char *name, kvs_cod
     return KVS_OK;
 }
 
+kvs_status kvs__plan_parse_paged(const char **kv, uint32_t *block, kvs_err *err)
+{
+    const char *at = *kv + 5;
+    uint32_t n = 64;
+    if (strncmp(*kv, "paged", 5) != 0) {
+        return KVS_OK;
+    }
+    if (*at == '/') {
+        at++;
+        if (!parse_number(&at, &n) || n == 0) {
+            return kvs__fail(err, KVS_E_INVAL, "engine", "\"%.60s\": no block size after the /",
+                             *kv);
+        }
+    }
+    if (*at != '\0' && (*at != ':' || at[1] == '\0')) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "\"%.60s\": no plan after \"paged\"", *kv);
+    }
+    *kv = *at == ':' ? at + 1 : "f16";
+    *block = n;
+    return KVS_OK;
+}
+
 /* X of "kXvY": bits of a q codec, or 16 and 32 for f16 and f32. */
 static kvs_status parse_bits(kvs__plan_parser *ps, uint32_t bits, kvs_codec *out, kvs_err *err)
 {
@@ -140,7 +162,8 @@ kvs_status kvs__plan_parse_pair(kvs__plan_parser *ps, const char *text, kvs_code
 
 typedef struct line {
     kvs__plan_parser *ps;
-    const char *path;
+    const char *path; /* for messages */
+    const char *ends; /* characters that end a line */
     uint32_t number;
     bool *named; /* [n_layers] */
 } line;
@@ -254,11 +277,12 @@ static kvs_status parse_line(const line *l, char *text, kvs_err *err)
     return n == 0 ? KVS_OK : parse_words(l, words, n, err);
 }
 
+/* Lines end with a newline or, so that a plan fits on a command line, a semicolon. */
 static kvs_status parse_text(line *l, char *text, kvs_err *err)
 {
     kvs_status st = KVS_OK;
     while (st == KVS_OK && text) {
-        char *end = strchr(text, '\n');
+        char *end = strpbrk(text, l->ends);
         if (end) {
             *end++ = '\0';
         }
@@ -294,7 +318,19 @@ static kvs_status read_file(const char *path, char *text, kvs_err *err)
     return KVS_OK;
 }
 
-kvs_status kvs__plan_parse_file(kvs__plan_parser *ps, const char *path, kvs_err *err)
+static kvs_status copy_text(const char *from, char *text, kvs_err *err)
+{
+    size_t n = strlen(from);
+    if (n >= FILE_LIMIT) {
+        return kvs__fail(err, KVS_E_LIMIT, "engine", "a plan of %zu bytes is above 1 MiB", n);
+    }
+    memcpy(text, from, n + 1);
+    return KVS_OK;
+}
+
+/* Exactly one of path and lines. */
+static kvs_status parse_lines(kvs__plan_parser *ps, const char *path, const char *lines,
+                              kvs_err *err)
 {
     char *text = kvs__alloc(ps->ctx, FILE_LIMIT);
     bool *named = kvs__calloc(ps->ctx, ps->n_layers, sizeof *named);
@@ -302,8 +338,8 @@ kvs_status kvs__plan_parse_file(kvs__plan_parser *ps, const char *path, kvs_err 
     if (!text || !named) {
         st = kvs__nomem(err, "engine", FILE_LIMIT);
     } else {
-        line l = {ps, path, 0, named};
-        st = read_file(path, text, err);
+        line l = {ps, path ? path : "layers=", path ? "\n" : "\n;", 0, named};
+        st = path ? read_file(path, text, err) : copy_text(lines, text, err);
         if (st == KVS_OK) {
             st = parse_text(&l, text, err);
         }
@@ -311,4 +347,14 @@ kvs_status kvs__plan_parse_file(kvs__plan_parser *ps, const char *path, kvs_err 
     kvs__free(ps->ctx, text, FILE_LIMIT);
     kvs__free(ps->ctx, named, ps->n_layers * sizeof *named);
     return st;
+}
+
+kvs_status kvs__plan_parse_file(kvs__plan_parser *ps, const char *path, kvs_err *err)
+{
+    return parse_lines(ps, path, NULL, err);
+}
+
+kvs_status kvs__plan_parse_layers(kvs__plan_parser *ps, const char *lines, kvs_err *err)
+{
+    return parse_lines(ps, NULL, lines, err);
 }

@@ -22,6 +22,9 @@ typedef struct kvs__plan_parser {
     const kvs_model *model;
 } kvs__plan_parser;
 
+/* "paged" and "paged/N" in front of a plan: *kv is moved behind it and the colon ("f16" where nothing
+ * follows), *block is N or 64; neither is touched where the text does not begin so. */
+kvs_status kvs__plan_parse_paged(const char **kv, uint32_t *block, kvs_err *err);
 /* One codec: kvs_codec_parse's names, and llama.cpp's type names mapped to the nearest of ours. */
 kvs_status kvs__plan_parse_codec(kvs__plan_parser *ps, const char *name, kvs_codec *out,
                                  kvs_err *err);
@@ -31,6 +34,8 @@ kvs_status kvs__plan_parse_pair(kvs__plan_parser *ps, const char *text, kvs_code
 /* Lines "LAYERS CODEC [window=N] [sinks=N] [start=N]", later ones override; every layer must be
  * named at least once. Errors say FILE:LINE. */
 kvs_status kvs__plan_parse_file(kvs__plan_parser *ps, const char *path, kvs_err *err);
+/* The same lines as text, ended by newlines or semicolons. */
+kvs_status kvs__plan_parse_layers(kvs__plan_parser *ps, const char *lines, kvs_err *err);
 
 /* A text that is cut at cap but counted in full. */
 typedef struct kvs__plan_text {

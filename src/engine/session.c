@@ -46,15 +46,23 @@ static kvs_status make_cache(kvs_session *s, const kvs_plan *plan, kvs_err *err)
     kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
     o.n_layers = kvs_plan_n_layers(plan);
     o.layers = kvs_plan_layer(plan, 0);
+    o.pages = s->opts.pages;
+    o.block_tokens = kvs_plan_kv_block(plan);
     return kvs_cache_new(s->ctx, &o, &s->cache, err);
 }
 
 static kvs_status check_plan(const kvs_session *s, const kvs_plan *plan, kvs_err *err)
 {
     const kvs__net *net = &s->model->net;
-    const kvs_layer_spec *l = kvs_plan_layer(plan, 0);
-    if (kvs_plan_n_layers(plan) != net->n_layers || l->n_kv_heads != net->n_kv_heads ||
-        l->k_dim != net->k_dim || l->v_dim != net->v_dim) {
+    bool same = kvs_plan_n_layers(plan) == net->n_layers;
+    for (uint32_t i = 0; same && i < net->n_layers; i++) {
+        kvs_layer_spec need = KVS_LAYER_SPEC_INIT;
+        const kvs_layer_spec *has = kvs_plan_layer(plan, i);
+        kvs__net_layer_spec(net, i, &need);
+        same = has->kind == need.kind && has->n_kv_heads == need.n_kv_heads &&
+               has->k_dim == need.k_dim && has->v_dim == need.v_dim;
+    }
+    if (!same) {
         return kvs__fail(err, KVS_E_INVAL, "engine", "the plan was made for another model");
     }
     return KVS_OK;
@@ -80,7 +88,7 @@ static kvs_status build(kvs_session *s, const kvs_plan *plan, kvs_err *err)
     s->logit_rows = 1;
     st = make_cache(s, plan, err);
     if (st == KVS_OK) {
-        st = kvs__graph_new(s->ctx, net, s->block, &s->graph, err);
+        st = kvs__graph_new(s->ctx, net, s->block, s->n_ctx, &s->graph, err);
     }
     if (st != KVS_OK) {
         return st;
@@ -192,19 +200,19 @@ typedef struct wanted {
 } wanted;
 
 /* Hands rows out in groups; true if the callback wants to stop. */
-static bool deliver(kvs_session *s, const kvs__graph_step *step, const wanted *w)
+static bool deliver(kvs_session *s, const kvs__graph_row *row, const wanted *w)
 {
-    for (uint32_t r = w->first; r < step->n;) {
-        uint32_t n = step->n - r < s->logit_rows ? step->n - r : s->logit_rows;
-        kvs__graph_logits(s->graph, r, n, s->logits);
+    for (uint32_t r = w->first; r < row->n;) {
+        uint32_t n = row->n - r < s->logit_rows ? row->n - r : s->logit_rows;
+        kvs__graph_logits(s->graph, r - w->first, n, s->logits);
         for (uint32_t i = 0; i < n; i++) {
-            const float *row = s->logits + i * s->n_vocab;
-            if (w->fn && w->fn(w->user, step->pos + r + i, row, s->n_vocab) != 0) {
+            const float *logits = s->logits + i * s->n_vocab;
+            if (w->fn && w->fn(w->user, row->pos + r + i, logits, s->n_vocab) != 0) {
                 return true;
             }
         }
         r += n;
-        if (r == step->n && n > 1) {
+        if (r == row->n && n > 1) {
             memmove(s->logits, s->logits + (n - 1) * s->n_vocab, s->n_vocab * sizeof *s->logits);
         }
     }
@@ -219,9 +227,9 @@ static kvs_status run_block(kvs_session *s, const int32_t *tokens, uint32_t n, c
     if (st != KVS_OK) {
         return st;
     }
-    kvs__graph_step step = {tokens, n, w->first, (int64_t)s->n_tokens};
+    kvs__graph_row row = {s->cache, tokens, n, w->first, (int64_t)s->n_tokens};
     s->has_logits = false;
-    st = kvs__graph_run(s->graph, s->cache, &step, err);
+    st = kvs__graph_run(s->graph, &row, 1, err);
     if (st != KVS_OK) {
         undo_block(s);
         return st;
@@ -229,7 +237,7 @@ static kvs_status run_block(kvs_session *s, const int32_t *tokens, uint32_t n, c
     memmove(s->tokens + s->n_tokens, tokens, n * sizeof *tokens);
     s->n_tokens += n;
     s->n_computed += n;
-    if (deliver(s, &step, w)) {
+    if (deliver(s, &row, w)) {
         return kvs__fail(err, KVS_E_CANCELLED, "engine", "stopped after token %zu", s->n_tokens);
     }
     s->has_logits = w->first < n;

@@ -119,7 +119,7 @@ static bool may_be_eog(const kvs_tokenizer *tok, int32_t id)
     return (e->attr & KVS_TOKEN_CONTROL) != 0 || (!tag && (e->attr & KVS_TOKEN_USER) != 0);
 }
 
-static void fill_special(kvs_tokenizer *tok, const kvs__vocab_src *src)
+void kvs__token_special_fill(kvs_tokenizer *tok, const kvs__vocab_src *src)
 {
     memcpy(tok->special, src->special, sizeof tok->special);
     for (size_t i = 0; i < KVS_COUNT(eog_texts); i++) {
@@ -159,6 +159,7 @@ static void fill_flags(kvs_tokenizer *tok, const kvs__vocab_src *src)
 static kvs_status build(kvs_tokenizer *tok, const kvs__vocab_src *src, kvs_err *err)
 {
     kvs_status st = fill_entries(tok, src, err);
+    tok->max_out = tok->max_len;
     if (st == KVS_OK) {
         st = kvs__token_map_build(tok, err);
     }
@@ -167,7 +168,7 @@ static kvs_status build(kvs_tokenizer *tok, const kvs__vocab_src *src, kvs_err *
                                          : kvs__token_spm_build(tok, err);
     }
     if (st == KVS_OK) {
-        fill_special(tok, src);
+        kvs__token_special_fill(tok, src);
         fill_flags(tok, src);
         st = kvs__token_lists_build(tok, err);
     }
@@ -202,6 +203,7 @@ void kvs__tokenizer_free(kvs_tokenizer *tok)
         return;
     }
     kvs_ctx *ctx = tok->ctx;
+    kvs__tj_free(ctx, tok->json, tok->n_tokens);
     kvs__token_lists_free(tok);
     kvs__pre_free(tok->pre);
     kvs__free(ctx, tok->pairs, tok->n_pairs * sizeof *tok->pairs);

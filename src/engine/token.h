@@ -17,7 +17,8 @@ typedef struct kvs__text {
 
 typedef enum kvs__vocab_kind {
     KVS__VOCAB_BPE = 0, /* byte-level BPE: merges, texts in the visible byte alphabet */
-    KVS__VOCAB_SPM = 1  /* SentencePiece-style: scores, byte fallback */
+    KVS__VOCAB_SPM = 1, /* SentencePiece-style: scores, byte fallback */
+    KVS__VOCAB_JSON = 2 /* steps of a tokenizer.json; not made by kvs__tokenizer_new */
 } kvs__vocab_kind;
 
 /* tokenizer.ggml.token_type, also SentencePiece's own numbers. */
@@ -107,6 +108,8 @@ typedef struct kvs__bpe_pair {
 
 struct kvs__pre;
 struct kvs__sym;
+struct kvs__tj;      /* token_json_priv.h */
+struct kvs__tj_work; /* the same */
 
 /* Rank of joining two neighbours (lower goes first) and the id of the result. */
 typedef uint32_t (*kvs__pair_fn)(const kvs_tokenizer *tok, const char *text,
@@ -120,6 +123,7 @@ struct kvs_tokenizer {
     bool add_space_prefix;
     size_t n_tokens;
     size_t max_len;            /* bytes of the longest text */
+    size_t max_out;            /* of what a token decodes to, at most */
     kvs__token_entry *entries; /* [n_tokens] */
     kvs__token_map map;
     int32_t byte_id[256]; /* token of a byte, or -1 */
@@ -135,6 +139,8 @@ struct kvs_tokenizer {
     /* SPM */
     uint32_t *ranks;      /* [n_tokens] scores as ascending unsigned numbers, best first */
     uint64_t *neighbours; /* [KVS__NEIGHBOUR_WORDS] may these two characters be in one token? */
+    /* JSON; ranks, user and user_ctl are not used then */
+    struct kvs__tj *json;
 };
 
 /* One character or an already joined piece of the text being merged. */
@@ -149,6 +155,13 @@ typedef struct kvs__sym {
     uint32_t heap_at;
 } kvs__sym;
 
+/* Where a decoding is; zeroed at its start. */
+typedef struct kvs__decode_state {
+    bool started;    /* a byte was produced; JSON: a token was seen */
+    bool stripped;   /* JSON: no more is taken off the start */
+    size_t n_strips; /* JSON: characters taken off the start */
+} kvs__decode_state;
+
 /* State of one encode call; buffers grow and are kept until its end. */
 typedef struct kvs__token_work {
     const kvs_tokenizer *tok;
@@ -161,6 +174,8 @@ typedef struct kvs__token_work {
     uint64_t *heap;
     size_t cap_syms;
     void *match; /* pcre2_match_data */
+    struct kvs__tj_work *json;
+    uint32_t flags; /* KVS_TOKENIZE_*; JSON */
     bool after_unk;
     kvs_err *err;
 } kvs__token_work;
@@ -184,6 +199,37 @@ int32_t kvs__token_list_match(const kvs__token_list *list, const char *text, siz
 void kvs__token_merge(const kvs_tokenizer *tok, const char *text, kvs__sym *syms, uint64_t *heap,
                       size_t n, kvs__pair_fn pair);
 
+void kvs__token_list_index(kvs__token_list *list); /* after items and n have been filled */
+/* Every item that text starts with, the shortest first; -1: no more. */
+typedef struct kvs__list_walk {
+    size_t lo;
+    size_t hi;
+    size_t depth;
+} kvs__list_walk;
+kvs__list_walk kvs__token_list_start(const kvs__token_list *list, const char *text);
+int32_t kvs__token_list_next(const kvs__token_list *list, kvs__list_walk *walk, const char *text,
+                             size_t len, size_t *match_len);
+
+/* Special ids and end-of-generation marks, of src or by spelling; entries and map are there. */
+void kvs__token_special_fill(kvs_tokenizer *tok, const kvs__vocab_src *src);
+
+/* The merge table: room for n_merges; a pair that is there already is replaced. */
+kvs_status kvs__token_pairs_new(kvs_tokenizer *tok, size_t n_merges, kvs_err *err);
+kvs_status kvs__token_pair_put(kvs_tokenizer *tok, kvs__bpe_pair pair, kvs_err *err);
+uint32_t kvs__token_bpe_rank(const kvs_tokenizer *tok, const char *text, const kvs__sym *left,
+                             const kvs__sym *right, int32_t *id);
+/* Characters that stand side by side in what merging can make. */
+kvs_status kvs__token_neighbours_new(kvs_tokenizer *tok, kvs_err *err);
+void kvs__token_neighbours_add(kvs_tokenizer *tok, uint32_t a, uint32_t b);
+bool kvs__token_are_neighbours(const kvs_tokenizer *tok, uint32_t a, uint32_t b);
+
+/* token_json.c: the kind's own encode, decode and free. */
+kvs_status kvs__tj_encode(kvs__token_work *w, const char *text, size_t n, uint32_t flags);
+void kvs__tj_work_free(const kvs_tokenizer *tok, struct kvs__tj_work *w); /* NULL is fine */
+size_t kvs__tj_token_bytes(const kvs_tokenizer *tok, int32_t id, uint32_t flags,
+                           struct kvs__decode_state *state, char *out);
+void kvs__tj_free(kvs_ctx *ctx, struct kvs__tj *tj, size_t n_tokens); /* NULL is fine */
+
 kvs_status kvs__token_bpe_build(kvs_tokenizer *tok, const kvs__vocab_src *src, kvs_err *err);
 kvs_status kvs__token_bpe_section(kvs__token_work *w, const char *text, size_t len);
 uint32_t kvs__token_spm_rank(float score);
@@ -192,6 +238,8 @@ kvs_status kvs__token_spm_build(kvs_tokenizer *tok, kvs_err *err);
 kvs_status kvs__token_spm_section(kvs__token_work *w, char *text, size_t len);
 /* Bytes of a token of the visible byte alphabet; at most len of them. */
 size_t kvs__token_bpe_bytes(const char *text, size_t len, char *out);
+/* The visible character of a byte; returns its bytes, 1 or 2. */
+size_t kvs__token_bpe_visible(unsigned byte, char *out);
 /* The byte that a visible character stands for, or -1. */
 int kvs__token_bpe_byte_of(uint32_t cp);
 

@@ -52,7 +52,7 @@ int kvs__token_bpe_byte_of(uint32_t cp)
     return k <= 0x21 ? (int)(0x7f + k) : 0xad;
 }
 
-static size_t put_visible(unsigned byte, char *out)
+size_t kvs__token_bpe_visible(unsigned byte, char *out)
 {
     uint32_t cp = visible_of(byte);
     if (cp < 0x80) {
@@ -109,8 +109,8 @@ static kvs__bpe_pair *pair_slot(const kvs_tokenizer *tok, uint32_t left, uint32_
     return NULL;
 }
 
-static uint32_t pair_rank(const kvs_tokenizer *tok, const char *text, const kvs__sym *left,
-                          const kvs__sym *right, int32_t *id)
+uint32_t kvs__token_bpe_rank(const kvs_tokenizer *tok, const char *text, const kvs__sym *left,
+                             const kvs__sym *right, int32_t *id)
 {
     (void)text;
     const kvs__bpe_pair *p = pair_slot(tok, (uint32_t)left->id, (uint32_t)right->id);
@@ -154,13 +154,13 @@ static kvs_status add_merge(kvs_tokenizer *tok, kvs__text merge, uint32_t rank, 
     return KVS_OK;
 }
 
-static kvs_status build_pairs(kvs_tokenizer *tok, const kvs__vocab_src *src, kvs_err *err)
+kvs_status kvs__token_pairs_new(kvs_tokenizer *tok, size_t n_merges, kvs_err *err)
 {
-    if (src->n_merges > INT32_MAX) {
-        return kvs__fail(err, KVS_E_FORMAT, "engine", "%zu merges", src->n_merges);
+    if (n_merges > INT32_MAX) {
+        return kvs__fail(err, KVS_E_FORMAT, "engine", "%zu merges", n_merges);
     }
     size_t n = 16;
-    while (n < src->n_merges * 2) {
+    while (n < n_merges * 2) {
         n *= 2;
     }
     tok->pairs = kvs__alloc(tok->ctx, n * sizeof *tok->pairs);
@@ -169,6 +169,26 @@ static kvs_status build_pairs(kvs_tokenizer *tok, const kvs__vocab_src *src, kvs
     }
     tok->n_pairs = n;
     memset(tok->pairs, 0xff, n * sizeof *tok->pairs);
+    return KVS_OK;
+}
+
+kvs_status kvs__token_pair_put(kvs_tokenizer *tok, kvs__bpe_pair pair, kvs_err *err)
+{
+    kvs__bpe_pair *p = pair_slot(tok, pair.left, pair.right);
+    if (!p) {
+        return kvs__fail(err, KVS_E_FORMAT, "engine",
+                         "merges collide at %u; the file is not genuine", pair.rank);
+    }
+    *p = pair;
+    return KVS_OK;
+}
+
+static kvs_status build_pairs(kvs_tokenizer *tok, const kvs__vocab_src *src, kvs_err *err)
+{
+    kvs_status made = kvs__token_pairs_new(tok, src->n_merges, err);
+    if (made != KVS_OK) {
+        return made;
+    }
     for (size_t i = 0; i < src->n_merges; i++) {
         kvs_status st = add_merge(tok, src->merge(src->user, i), (uint32_t)i, err);
         if (st != KVS_OK) {
@@ -182,7 +202,7 @@ kvs_status kvs__token_bpe_build(kvs_tokenizer *tok, const kvs__vocab_src *src, k
 {
     for (unsigned b = 0; b < 256; b++) {
         char text[2];
-        tok->byte_id[b] = kvs__token_map_find(tok, text, put_visible(b, text));
+        tok->byte_id[b] = kvs__token_map_find(tok, text, kvs__token_bpe_visible(b, text));
     }
     kvs_status st = build_pairs(tok, src, err);
     if (st != KVS_OK) {
@@ -204,7 +224,7 @@ static int32_t whole_word(const kvs_tokenizer *tok, const char *word, size_t len
     }
     size_t n = 0;
     for (size_t i = 0; i < len; i++) {
-        n += put_visible((unsigned char)word[i], text + n);
+        n += kvs__token_bpe_visible((unsigned char)word[i], text + n);
     }
     int32_t id = kvs__token_map_find(tok, text, n);
     return id >= 0 && (tok->entries[id].attr & KVS__TOKEN_MERGEABLE) != 0 ? id : -1;
@@ -235,7 +255,7 @@ kvs_status kvs__token_bpe_word(kvs__token_work *w, const char *word, size_t len)
     if (n == 0) {
         return KVS_OK;
     }
-    kvs__token_merge(tok, word, w->syms, w->heap, n, pair_rank);
+    kvs__token_merge(tok, word, w->syms, w->heap, n, kvs__token_bpe_rank);
     for (uint32_t i = 0; i != UINT32_MAX && st == KVS_OK; i = w->syms[i].next) {
         st = kvs__token_push(w, w->syms[i].id);
     }

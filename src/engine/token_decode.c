@@ -16,7 +16,7 @@
 struct kvs_detok {
     const kvs_tokenizer *tok;
     uint32_t flags;
-    bool started; /* a byte was produced since the start */
+    kvs__decode_state state; /* since the start */
     size_t n_held;
     char held[4];
     char *raw; /* [raw_cap] held bytes and those of one token */
@@ -51,10 +51,13 @@ static char byte_value(const kvs_tokenizer *tok, int32_t id)
     return (char)value;
 }
 
-/* Bytes of a token, at most max(len of its text, 1). *started: see kvs_detok. */
-static size_t token_bytes(const kvs_tokenizer *tok, int32_t id, uint32_t flags, bool *started,
-                          char *out)
+/* Bytes of a token, at most tok->max_out + 1. */
+static size_t token_bytes(const kvs_tokenizer *tok, int32_t id, uint32_t flags,
+                          kvs__decode_state *state, char *out)
 {
+    if (tok->kind == KVS__VOCAB_JSON) {
+        return kvs__tj_token_bytes(tok, id, flags, state, out);
+    }
     const kvs__token_entry *e = &tok->entries[id];
     size_t n = 0;
     if ((e->attr & (KVS_TOKEN_CONTROL | KVS_TOKEN_UNKNOWN)) != 0) {
@@ -65,9 +68,9 @@ static size_t token_bytes(const kvs_tokenizer *tok, int32_t id, uint32_t flags, 
         n = 1;
     } else if (tok->kind == KVS__VOCAB_SPM) {
         n = unescape(e->ptr, e->len, out);
-        if (!*started && tok->add_space_prefix && n > 0 && out[0] == ' ') {
+        if (!state->started && tok->add_space_prefix && n > 0 && out[0] == ' ') {
             memmove(out, out + 1, --n);
-            *started = true;
+            state->started = true;
         }
     } else if ((e->attr & KVS_TOKEN_USER) != 0) {
         n = e->len;
@@ -75,7 +78,7 @@ static size_t token_bytes(const kvs_tokenizer *tok, int32_t id, uint32_t flags, 
     } else {
         n = kvs__token_bpe_bytes(e->ptr, e->len, out);
     }
-    *started = *started || n > 0;
+    state->started = state->started || n > 0;
     return n;
 }
 
@@ -111,17 +114,17 @@ kvs_status kvs_tokenizer_decode(const kvs_tokenizer *tok, const int32_t *ids, si
     if (st != KVS_OK) {
         return st;
     }
-    size_t scratch_bytes = tok->max_len + 1;
+    size_t scratch_bytes = tok->max_out + 1;
     char *scratch = kvs__alloc(tok->ctx, scratch_bytes);
     if (!scratch) {
         return kvs__nomem(err, "engine", scratch_bytes);
     }
     size_t total = 0;
     for (unsigned pass = 0; pass < 2; pass++) { /* count, then write: nothing is written in vain */
-        bool started = false;
+        kvs__decode_state state = {0};
         size_t at = 0;
         for (size_t i = 0; i < n_ids; i++) {
-            size_t n = token_bytes(tok, ids[i], flags, &started, scratch);
+            size_t n = token_bytes(tok, ids[i], flags, &state, scratch);
             if (pass == 1) {
                 memcpy(out + at, scratch, n);
             }
@@ -157,12 +160,12 @@ kvs_status kvs_detok_new(const kvs_tokenizer *tok, uint32_t flags, kvs_detok **o
     }
     d->tok = tok;
     d->flags = flags;
-    d->raw_cap = tok->max_len + sizeof d->held;
+    d->raw_cap = tok->max_out + 1 + sizeof d->held;
     d->raw = kvs__alloc(tok->ctx, d->raw_cap);
     d->out = kvs__alloc(tok->ctx, 3 * d->raw_cap);
     if (!d->raw || !d->out) {
         kvs_detok_free(d);
-        return kvs__nomem(err, "engine", 4 * (tok->max_len + 4));
+        return kvs__nomem(err, "engine", 4 * (tok->max_out + 5));
     }
     *out = d;
     return KVS_OK;
@@ -189,7 +192,7 @@ kvs_status kvs_detok_put(kvs_detok *d, int32_t id, const char **text, size_t *n_
         return st;
     }
     memcpy(d->raw, d->held, d->n_held);
-    size_t n = d->n_held + token_bytes(d->tok, id, d->flags, &d->started, d->raw + d->n_held);
+    size_t n = d->n_held + token_bytes(d->tok, id, d->flags, &d->state, d->raw + d->n_held);
     d->n_held = 0;
     size_t used = 0;
     for (size_t i = 0, step = 0; i < n; i += step) {
@@ -216,7 +219,7 @@ void kvs_detok_finish(kvs_detok *d, const char **text, size_t *n_bytes)
     size_t n = d->n_held > 0 ? 3 : 0;
     memcpy(d->out, KVS__UTF8_REPLACEMENT, n);
     d->n_held = 0;
-    d->started = false;
+    d->state = (kvs__decode_state){0};
     *text = d->out;
     *n_bytes = n;
 }

@@ -74,6 +74,7 @@ static void work_free(kvs__token_work *w)
     kvs__free(ctx, w->syms, w->cap_syms * sizeof *w->syms);
     kvs__free(ctx, w->heap, w->cap_syms * sizeof *w->heap);
     kvs__pre_match_free(w->match);
+    kvs__tj_work_free(w->tok, w->json);
 }
 
 /* -- The text */
@@ -177,6 +178,9 @@ static kvs_status encode(kvs__token_work *w, const char *text, size_t n, uint32_
     const kvs_tokenizer *tok = w->tok;
     const uint32_t adds = (flags & KVS_TOKENIZE_ADD_SPECIAL) != 0 ? tok->adds : 0;
     kvs_status st = prepare(w, &text, &n);
+    if (st == KVS_OK && tok->kind == KVS__VOCAB_JSON) {
+        return kvs__tj_encode(w, text, n, flags);
+    }
     if (st == KVS_OK && (adds & 1) != 0) {
         st = kvs__token_push(w, tok->special[KVS_SPECIAL_BOS]);
     }

@@ -74,6 +74,12 @@ static void index_first(kvs__token_list *list)
     list->first[256] = (uint32_t)i;
 }
 
+void kvs__token_list_index(kvs__token_list *list)
+{
+    sort_items(list->items, list->n);
+    index_first(list);
+}
+
 static bool wanted(const kvs__token_entry *e, uint32_t attrs)
 {
     return (e->attr & attrs) != 0 && e->len > 0 && kvs__utf8_valid(e->ptr, e->len) == e->len;
@@ -133,8 +139,7 @@ static kvs_status fill_list(kvs_tokenizer *tok, kvs__token_list *list, uint32_t 
             at++;
         }
     }
-    sort_items(list->items, n);
-    index_first(list);
+    kvs__token_list_index(list);
     return KVS_OK;
 }
 
@@ -183,24 +188,42 @@ static size_t lower(const kvs__token_entry *v, size_t lo, size_t hi, size_t dept
     return lo;
 }
 
-int32_t kvs__token_list_match(const kvs__token_list *list, const char *text, size_t len,
-                              size_t *match_len)
+kvs__list_walk kvs__token_list_start(const kvs__token_list *list, const char *text)
+{
+    const unsigned b = (unsigned char)text[0];
+    return (kvs__list_walk){list->first[b], list->first[b + 1], 1};
+}
+
+int32_t kvs__token_list_next(const kvs__token_list *list, kvs__list_walk *walk, const char *text,
+                             size_t len, size_t *match_len)
 {
     const kvs__token_entry *v = list->items;
-    int32_t best = -1;
-    size_t lo = list->first[(unsigned char)text[0]];
-    size_t hi = list->first[(unsigned char)text[0] + 1];
-    for (size_t depth = 1; lo < hi; depth++) {
-        if (v[lo].len == depth) { /* the range shares depth bytes; the shortest sorts first */
-            best = (int32_t)v[lo].attr;
+    int32_t hit = -1;
+    while (walk->lo < walk->hi && hit < 0) {
+        const size_t depth = walk->depth++;
+        if (v[walk->lo].len == depth) { /* the range shares depth bytes; the shortest sorts first */
+            hit = (int32_t)v[walk->lo].attr;
             *match_len = depth;
         }
         if (depth == len) {
+            walk->hi = walk->lo;
             break;
         }
-        unsigned b = (unsigned char)text[depth];
-        lo = lower(v, lo, hi, depth, b);
-        hi = lower(v, lo, hi, depth, b + 1);
+        const unsigned b = (unsigned char)text[depth];
+        walk->lo = lower(v, walk->lo, walk->hi, depth, b);
+        walk->hi = lower(v, walk->lo, walk->hi, depth, b + 1);
+    }
+    return hit;
+}
+
+int32_t kvs__token_list_match(const kvs__token_list *list, const char *text, size_t len,
+                              size_t *match_len)
+{
+    int32_t best = -1;
+    int32_t hit = -1;
+    kvs__list_walk walk = kvs__token_list_start(list, text);
+    while ((hit = kvs__token_list_next(list, &walk, text, len, match_len)) >= 0) {
+        best = hit;
     }
     return best;
 }

@@ -120,7 +120,7 @@ struct kvs__pre {
 
 #define HEADER 16u
 
-static void *hook_alloc(size_t bytes, void *ctx)
+void *kvs__pcre_alloc(size_t bytes, void *ctx)
 {
     size_t total = 0;
     if (!kvs__add_size(bytes, HEADER, &total)) {
@@ -134,7 +134,7 @@ static void *hook_alloc(size_t bytes, void *ctx)
     return p + HEADER;
 }
 
-static void hook_free(void *ptr, void *ctx)
+void kvs__pcre_free(void *ptr, void *ctx)
 {
     if (ptr) {
         char *p = (char *)ptr - HEADER;
@@ -225,7 +225,7 @@ kvs_status kvs__pre_new(kvs_ctx *ctx, kvs__text name, kvs__pre **out, kvs_err *e
     }
     pre->ctx = ctx;
     pre->scheme = scheme;
-    pre->memory = pcre2_general_context_create(hook_alloc, hook_free, ctx);
+    pre->memory = pcre2_general_context_create(kvs__pcre_alloc, kvs__pcre_free, ctx);
     kvs_status st = pre->memory ? KVS_OK : kvs__nomem(err, "engine", sizeof(void *));
     while (st == KVS_OK && pre->n_passes < MAX_PASSES && scheme->passes[pre->n_passes]) {
         st = compile(pre, pre->n_passes, err);

@@ -23,4 +23,8 @@ void kvs__pre_match_free(void *match); /* NULL is fine */
 kvs_status kvs__pre_split(const kvs__pre *pre, kvs__token_work *w, const char *text, size_t len);
 kvs_status kvs__token_bpe_word(kvs__token_work *w, const char *word, size_t len);
 
+/* Memory hooks for PCRE2; user is the context. */
+void *kvs__pcre_alloc(size_t bytes, void *ctx);
+void kvs__pcre_free(void *ptr, void *ctx);
+
 #endif

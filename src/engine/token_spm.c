@@ -20,10 +20,24 @@ static size_t neighbour_bit(uint32_t a, uint32_t b)
     return (size_t)(key >> (64 - KVS__NEIGHBOUR_BITS));
 }
 
-static bool are_neighbours(const kvs_tokenizer *tok, uint32_t a, uint32_t b)
+bool kvs__token_are_neighbours(const kvs_tokenizer *tok, uint32_t a, uint32_t b)
 {
     size_t bit = neighbour_bit(a, b);
     return (tok->neighbours[bit / 64] >> (bit % 64) & 1) != 0;
+}
+
+kvs_status kvs__token_neighbours_new(kvs_tokenizer *tok, kvs_err *err)
+{
+    tok->neighbours = kvs__calloc(tok->ctx, KVS__NEIGHBOUR_WORDS, sizeof *tok->neighbours);
+    return tok->neighbours
+               ? KVS_OK
+               : kvs__nomem(err, "engine", KVS__NEIGHBOUR_WORDS * sizeof *tok->neighbours);
+}
+
+void kvs__token_neighbours_add(kvs_tokenizer *tok, uint32_t a, uint32_t b)
+{
+    size_t bit = neighbour_bit(a, b);
+    tok->neighbours[bit / 64] |= (uint64_t)1 << (bit % 64);
 }
 
 static void note_neighbours(kvs_tokenizer *tok, const kvs__token_entry *e)
@@ -36,8 +50,7 @@ static void note_neighbours(kvs_tokenizer *tok, const kvs__token_entry *e)
         }
         cp = cp == ' ' ? KVS__SPACE_MARK_CP : cp;
         if (i > 0) {
-            size_t bit = neighbour_bit(prev, cp);
-            tok->neighbours[bit / 64] |= (uint64_t)1 << (bit % 64);
+            kvs__token_neighbours_add(tok, prev, cp);
         }
         prev = cp;
     }
@@ -100,9 +113,9 @@ static kvs_status note_bytes(kvs_tokenizer *tok, kvs_err *err)
 
 kvs_status kvs__token_spm_build(kvs_tokenizer *tok, kvs_err *err)
 {
-    tok->neighbours = kvs__calloc(tok->ctx, KVS__NEIGHBOUR_WORDS, sizeof *tok->neighbours);
-    if (!tok->neighbours) {
-        return kvs__nomem(err, "engine", KVS__NEIGHBOUR_WORDS * sizeof *tok->neighbours);
+    kvs_status st = kvs__token_neighbours_new(tok, err);
+    if (st != KVS_OK) {
+        return st;
     }
     for (size_t i = 0; i < tok->n_tokens; i++) {
         if ((tok->entries[i].attr & KVS__TOKEN_MERGEABLE) != 0) {
@@ -195,7 +208,7 @@ static kvs_status tokenize(kvs__token_work *w, const char *text, size_t len)
     for (size_t i = 0, step = 0; i < len; i += step) {
         uint32_t cp = 0;
         (void)kvs__utf8_step(text + i, len - i, &step, &cp);
-        if (n > 0 && !are_neighbours(w->tok, prev, cp)) {
+        if (n > 0 && !kvs__token_are_neighbours(w->tok, prev, cp)) {
             st = merge_run(w, text, n);
             n = 0;
         }

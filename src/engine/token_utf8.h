@@ -75,6 +75,31 @@ static inline kvs__utf8 kvs__utf8_step(const char *text, size_t n, size_t *len, 
     return KVS__UTF8_OK;
 }
 
+/* Bytes of cp written to dst, which has room for 4. */
+static inline size_t kvs__utf8_put(uint32_t cp, char *dst)
+{
+    if (cp < 0x80) {
+        dst[0] = (char)cp;
+        return 1;
+    }
+    if (cp < 0x800) {
+        dst[0] = (char)(0xc0 | cp >> 6);
+        dst[1] = (char)(0x80 | (cp & 0x3f));
+        return 2;
+    }
+    if (cp < 0x10000) {
+        dst[0] = (char)(0xe0 | cp >> 12);
+        dst[1] = (char)(0x80 | (cp >> 6 & 0x3f));
+        dst[2] = (char)(0x80 | (cp & 0x3f));
+        return 3;
+    }
+    dst[0] = (char)(0xf0 | cp >> 18);
+    dst[1] = (char)(0x80 | (cp >> 12 & 0x3f));
+    dst[2] = (char)(0x80 | (cp >> 6 & 0x3f));
+    dst[3] = (char)(0x80 | (cp & 0x3f));
+    return 4;
+}
+
 /* Length of the well-formed prefix of text[0..n). */
 static inline size_t kvs__utf8_valid(const char *text, size_t n)
 {

@@ -36,6 +36,11 @@ INLINE void ask(const void *p, size_t ahead)
     __builtin_prefetch((const void *)((uintptr_t)p + ahead), 0, 3);
 }
 
+INLINE size_t far_of(const kvs__planes *p, size_t bits)
+{
+    return p->far ? p->far : AHEAD(bits);
+}
+
 /* Pointers, not multiples of ldw: with them the unrolled code needs no other registers. */
 INLINE void weight_rows(const float *w[], const direct *job, const size_t R)
 {
@@ -85,6 +90,10 @@ INLINE void dense_tiles(vf x[], const direct *job, const kvs__planes *const tile
                         const size_t R, const size_t T)
 {
     const float *w[DIRECT_ROWS];
+    size_t far[T_MAX];
+    EACH (t, T) {
+        far[t] = far_of(tile[t], dtype == KVS_F32 ? 32 : 16);
+    }
     weight_rows(w, job, R);
     for (size_t d = 0; d < job->shape->dim; d++) {
         vf a[DIRECT_ROWS];
@@ -94,7 +103,7 @@ INLINE void dense_tiles(vf x[], const direct *job, const kvs__planes *const tile
             size_t at = d * KVS__TILE + c % TILE_VECS * VW;
             const unsigned char *data = tile[c / TILE_VECS]->data;
             if (c % TILE_VECS == 0 && (dtype == KVS_F32 || d % 2 == 0)) {
-                ask(data + at * (dtype == KVS_F32 ? 4 : 2), AHEAD(dtype == KVS_F32 ? 32 : 16));
+                ask(data + at * (dtype == KVS_F32 ? 4 : 2), far[c / TILE_VECS]);
             }
             y[c] = load_vec(data, dtype, at);
             products_column(x, a, y, c, R, T * TILE_VECS);
@@ -110,8 +119,9 @@ static __attribute__((noinline)) void tile_params(float *line, const kvs__planes
 {
     size_t at = g * KVS__TILE;
     size_t size = dtype == KVS_F32 ? 4 : 2;
-    ask((const unsigned char *)tile->scale + at * size, AHEAD_OF_UNIT);
-    ask((const unsigned char *)tile->bias + at * size, AHEAD_OF_UNIT);
+    size_t far = tile->far_unit ? tile->far_unit : AHEAD_OF_UNIT;
+    ask((const unsigned char *)tile->scale + at * size, far);
+    ask((const unsigned char *)tile->bias + at * size, far);
     EACH (c, TILE_VECS) {
         vf_st(line + c * VW, load_vec(tile->scale, dtype, at + c * VW));
         vf_st(line + KVS__TILE + c * VW, load_vec(tile->bias, dtype, at + c * VW));
@@ -124,8 +134,10 @@ INLINE void affine_tiles(vf x[], const direct *job, const kvs__planes *const til
     const kvs__shape *shape = job->shape;
     const size_t period = code_period(bits);
     const uint32_t *words[T_MAX];
+    size_t far[T_MAX];
     EACH (t, T) {
         words[t] = tile[t]->data;
+        far[t] = far_of(tile[t], bits);
     }
     const float *w[DIRECT_ROWS];
     weight_rows(w, job, R);
@@ -138,7 +150,7 @@ INLINE void affine_tiles(vf x[], const direct *job, const kvs__planes *const til
         for (size_t d = 0; d < shape->group; d += period) {
             EACH (t, T) {
                 EACH (i, period * bits / 32) {
-                    ask(words[t] + at + i * KVS__TILE, AHEAD(bits));
+                    ask(words[t] + at + i * KVS__TILE, far[t]);
                 }
             }
             EACH (i, period) {
@@ -211,11 +223,11 @@ INLINE void store_acc(vf x[], const direct *job, size_t d, const size_t R, const
 }
 
 /* The lines of the same strip of a later row; those that another strip starts are its business. */
-INLINE void ask_strip(const uint8_t *row, size_t at_byte, size_t n_bytes, size_t bits)
+INLINE void ask_strip(const uint8_t *row, size_t at_byte, size_t n_bytes, size_t far)
 {
     if (at_byte % LINE == 0) {
         EACH (i, (n_bytes + LINE - 1) / LINE) {
-            ask(row + i * LINE, AHEAD(bits));
+            ask(row + i * LINE, far);
         }
     }
 }
@@ -223,6 +235,7 @@ INLINE void ask_strip(const uint8_t *row, size_t at_byte, size_t n_bytes, size_t
 INLINE void dense_rows(const direct *job, size_t d, kvs_dtype dtype, const size_t R, const size_t C)
 {
     const size_t size = dtype == KVS_F32 ? 4 : 2;
+    const size_t far = far_of(job->planes, size * 8);
     const float *w[DIRECT_ROWS];
     weight_rows(w, job, R);
     vf x[DIRECT_ROWS * C_MAX];
@@ -232,7 +245,7 @@ INLINE void dense_rows(const direct *job, size_t d, kvs_dtype dtype, const size_
         vf y[C_MAX];
         products_begin(a, w, j, R, C);
         ask_strip((const uint8_t *)job->planes->data + (j * job->shape->dim + d) * size, d * size,
-                  C * VW * size, size * 8);
+                  C * VW * size, far);
         EACH (c, C) {
             y[c] = load_vec(job->planes->data, dtype, j * job->shape->dim + d + c * VW);
             products_column(x, a, y, c, R, C);
@@ -249,6 +262,7 @@ INLINE void affine_rows(const direct *job, size_t d, const float *scale, const f
 {
     size_t stride = job->shape->dim / job->shape->group;
     size_t row_bytes = (size_t)job->shape->dim * bits / 8;
+    const size_t far = far_of(job->planes, bits);
     const uint8_t *words = (const uint8_t *)job->planes->data + d * bits / 8;
     const float *w[DIRECT_ROWS];
     weight_rows(w, job, R);
@@ -259,7 +273,7 @@ INLINE void affine_rows(const direct *job, size_t d, const float *scale, const f
         vf y[C_MAX];
         products_begin(a, w, j, R, C);
         v_decoder v = v_decoder_of(bits, scale[j * stride], bias[j * stride]);
-        ask_strip(words + c0 * VW * bits / 8, (d + c0 * VW) * bits / 8, C * VW * bits / 8, bits);
+        ask_strip(words + c0 * VW * bits / 8, (d + c0 * VW) * bits / 8, C * VW * bits / 8, far);
         EACH (c, C) {
             const uint8_t *block = words + (c0 + c) / BLOCK_VECS * bits * 4;
             y[c] = v_values(&v, block, bits, (c0 + c) % BLOCK_VECS);

@@ -31,6 +31,10 @@ typedef struct kvs__planes {
     const void *data;
     const void *scale; /* NULL when dense */
     const void *bias;
+    /* Bytes (mod 2^64) from data, and from scale and bias, to what will be read some KiB later, for
+     * storage that is not in one piece; 0: what follows. A hint to the memory, no value. */
+    size_t far;
+    size_t far_unit;
 } kvs__planes;
 
 /* Tokens of a recurrent scan: strides from one to the next. Delta: keys, queries, values, decay and

@@ -9,6 +9,16 @@
 
 #include "kern/wtype.h"
 
+/* Scales and biases of an affine type, planes of their own: row j at j * row_bytes in both, one of
+ * each for 32 << shift elements. Not aligned. */
+typedef struct kvs__waffine {
+    const uint8_t *scales; /* NULL: not an affine type */
+    const uint8_t *biases;
+    size_t row_bytes;
+    uint32_t shift;   /* group of 32, 64 or 128 elements: 0, 1, 2 */
+    kvs__wtype dtype; /* F32, F16 or BF16 */
+} kvs__waffine;
+
 /* Rows of a weight matrix as they lie in the file: row j at data + j * row_bytes. */
 typedef struct kvs__wrows {
     const uint8_t *data;
@@ -16,7 +26,27 @@ typedef struct kvs__wrows {
     size_t n;         /* rows of W = elements of a row of y */
     size_t k;         /* elements of a row, a multiple of the type's block_elems */
     kvs__wtype type;
+    kvs__waffine affine;
 } kvs__wrows;
+
+/* Rows first .. first + n - 1 of w. */
+static inline kvs__wrows kvs__wrows_part(const kvs__wrows *w, size_t first, size_t n)
+{
+    kvs__wrows part = *w;
+    part.data += first * w->row_bytes;
+    part.n = n;
+    if (part.affine.scales) {
+        part.affine.scales += first * w->affine.row_bytes;
+        part.affine.biases += first * w->affine.row_bytes;
+    }
+    return part;
+}
+
+/* Elements first .. first + n - 1 of row j; `first` is where a block begins. The specification of
+ * affine types: value = code * scale + bias, both operations rounded to f32, with scale and bias as
+ * f32 exactly. With scales of 16 bits the product is exact; with f32 ones it is not, so that a
+ * fused operation would be another number. */
+void kvs__wrows_decode(const kvs__wrows *w, size_t j, size_t first, size_t n, float *dst);
 
 #define KVS_WKERN(name, ret, args) typedef ret(*kvs__##name##_wfn) args;
 #include "kern/wmat.inc"

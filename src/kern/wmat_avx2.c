@@ -228,10 +228,99 @@ XI void dec_q6_k(const uint8_t *b, const float *h, unsigned s, vec *v)
     times(v, _mm256_broadcast_ss(h + 2 * s), _mm256_broadcast_ss(h + 2 * s + 1));
 }
 
+/* Affine types: code * scale + bias, two roundings. */
+XI vec affine(__m256i q, const float *h)
+{
+    vec p = _mm256_mul_ps(_mm256_cvtepi32_ps(q), _mm256_broadcast_ss(h));
+    return _mm256_add_ps(p, _mm256_broadcast_ss(h + 16));
+}
+
+/* Eight codes from one word. */
+XI vec affine_word(uint32_t word, __m256i shift, int mask, const float *h)
+{
+    __m256i q = _mm256_srlv_epi32(_mm256_set1_epi32((int)word), shift);
+    return affine(_mm256_and_si256(q, _mm256_set1_epi32(mask)), h);
+}
+
+/* Eight codes that cross bytes: `at` gathers the two bytes of each. */
+XI vec affine_bytes(__m128i src, __m256i at, __m256i shift, int mask, const float *h)
+{
+    __m256i q = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(src), at);
+    q = _mm256_srlv_epi32(q, shift);
+    return affine(_mm256_and_si256(q, _mm256_set1_epi32(mask)), h);
+}
+
+XI void dec_aff2(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    __m256i shift = _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14);
+    (void)s;
+    EACH (i, 4) {
+        v[i] = affine_word((uint16_t)ld16(b + 2 * i), shift, 3, h);
+    }
+}
+
+XI void dec_aff3(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    __m256i shift = _mm256_setr_epi32(0, 3, 6, 9, 12, 15, 18, 21);
+    (void)s;
+    EACH (i, 3) {
+        v[i] = affine_word(ld32(b + 3 * i), shift, 7, h);
+    }
+    v[3] = affine_word(ld32(b + 8) >> 8, shift, 7, h);
+}
+
+XI void dec_aff4(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    __m256i shift = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+    (void)s;
+    EACH (i, 4) {
+        v[i] = affine_word(ld32(b + 4 * i), shift, 15, h);
+    }
+}
+
+#define AT5(c)                                                                                     \
+    _mm256_setr_epi8(WINDOW(c), WINDOW(c), WINDOW((c) + 1), WINDOW((c) + 1), WINDOW((c) + 2),      \
+                     WINDOW((c) + 3), WINDOW((c) + 3), WINDOW((c) + 4))
+#define AT6(c)                                                                                     \
+    _mm256_setr_epi8(WINDOW(c), WINDOW(c), WINDOW((c) + 1), WINDOW((c) + 2), WINDOW((c) + 3),      \
+                     WINDOW((c) + 3), WINDOW((c) + 4), WINDOW((c) + 5))
+
+XI void dec_aff5(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    __m256i shift = _mm256_setr_epi32(0, 5, 2, 7, 4, 1, 6, 3);
+    __m128i q = ld16b(b);
+    (void)s;
+    v[0] = affine_bytes(q, AT5(0), shift, 31, h);
+    v[1] = affine_bytes(q, AT5(5), shift, 31, h);
+    v[2] = affine_bytes(q, AT5(10), shift, 31, h);
+    v[3] = affine_bytes(ld16b(b + 4), AT5(11), shift, 31, h);
+}
+
+XI void dec_aff6(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    __m256i shift = _mm256_setr_epi32(0, 6, 4, 2, 0, 6, 4, 2);
+    __m128i q0 = ld16b(b);
+    __m128i q1 = ld16b(b + 8);
+    (void)s;
+    v[0] = affine_bytes(q0, AT6(0), shift, 63, h);
+    v[1] = affine_bytes(q0, AT6(6), shift, 63, h);
+    v[2] = affine_bytes(q1, AT6(4), shift, 63, h);
+    v[3] = affine_bytes(q1, AT6(10), shift, 63, h);
+}
+
+XI void dec_aff8(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    (void)s;
+    EACH (i, 4) {
+        v[i] = affine(_mm256_cvtepu8_epi32(ld8b(b + 8 * i)), h);
+    }
+}
+
 #include "kern/wmat_types.h"
 
 void kvs__wkern_init_avx2(kvs__wkern *k)
 {
     k->matmul = matmul;
     k->dequant = dequant;
+    k->row = row;
 }

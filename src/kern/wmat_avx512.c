@@ -254,10 +254,97 @@ XI void dec_q6_k(const uint8_t *b, const float *h, unsigned s, vec *v)
     v[1] = _mm512_mul_ps(widen(_mm256_extracti128_si256(q, 1)), all(h + 2 * s + 1));
 }
 
+/* Affine types: code * scale + bias, two roundings. */
+XI vec affine(vec codes, const float *h)
+{
+    return _mm512_add_ps(_mm512_mul_ps(codes, all(h)), all(h + 16));
+}
+
+/* 16 codes that cross bytes: `at` gathers the two bytes of each; higher bits are left. */
+XI __m512i cut(__m128i src, __m512i at, __m512i shift)
+{
+    return _mm512_srlv_epi32(_mm512_shuffle_epi8(_mm512_broadcast_i32x4(src), at), shift);
+}
+
+XI void dec_aff2(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    __m512i shift = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    vec table = affine(iota4(0.0f), h);
+    (void)s;
+    EACH (i, 2) {
+        v[i] = look(_mm512_srlv_epi32(_mm512_set1_epi32((int)ld32(b + 4 * i)), shift), table);
+    }
+}
+
+#define BYTES64(...) _mm512_loadu_si512((const char[64]){__VA_ARGS__})
+#define AT3(c)                                                                                     \
+    WINDOW(c), WINDOW(c), WINDOW(c), WINDOW((c) + 1), WINDOW((c) + 1), WINDOW((c) + 1),            \
+        WINDOW((c) + 2), WINDOW((c) + 2)
+#define AT5(c)                                                                                     \
+    WINDOW(c), WINDOW(c), WINDOW((c) + 1), WINDOW((c) + 1), WINDOW((c) + 2), WINDOW((c) + 3),      \
+        WINDOW((c) + 3), WINDOW((c) + 4)
+#define AT6(c)                                                                                     \
+    WINDOW(c), WINDOW(c), WINDOW((c) + 1), WINDOW((c) + 2), WINDOW((c) + 3), WINDOW((c) + 3),      \
+        WINDOW((c) + 4), WINDOW((c) + 5)
+
+XI void dec_aff3(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    __m512i shift = _mm512_setr_epi32(0, 3, 6, 1, 4, 7, 2, 5, 0, 3, 6, 1, 4, 7, 2, 5);
+    vec eight = _mm512_setr_ps(0.0f, 1.0f, 2.0f, 3.0f, 4.0f, 5.0f, 6.0f, 7.0f, 0.0f, 1.0f, 2.0f,
+                               3.0f, 4.0f, 5.0f, 6.0f, 7.0f);
+    vec table = affine(eight, h);
+    __m128i q = ld12b(b);
+    (void)s;
+    v[0] = look(cut(q, BYTES64(AT3(0), AT3(3)), shift), table);
+    v[1] = look(cut(q, BYTES64(AT3(6), AT3(9)), shift), table);
+}
+
+/* A byte in 64 bits; shifted by 28 its high nibble begins the upper half. */
+XI void dec_aff4(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    vec table = affine(iota(), h);
+    (void)s;
+    EACH (i, 2) {
+        __m512i q = _mm512_cvtepu8_epi64(ld8b(b + 8 * i));
+        v[i] = look(_mm512_or_si512(q, _mm512_slli_epi64(q, 28)), table);
+    }
+}
+
+XI void dec_aff5(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    __m512i shift = _mm512_setr_epi32(0, 5, 2, 7, 4, 1, 6, 3, 0, 5, 2, 7, 4, 1, 6, 3);
+    vec low = affine(iota(), h);
+    vec high = affine(iota_from(16.0f), h);
+    (void)s;
+    __m512i q0 = cut(ld16b(b), BYTES64(AT5(0), AT5(5)), shift);
+    __m512i q1 = cut(ld16b(b + 4), BYTES64(AT5(6), AT5(11)), shift);
+    v[0] = _mm512_permutex2var_ps(low, q0, high);
+    v[1] = _mm512_permutex2var_ps(low, q1, high);
+}
+
+XI void dec_aff6(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    __m512i shift = _mm512_setr_epi32(0, 6, 4, 2, 0, 6, 4, 2, 0, 6, 4, 2, 0, 6, 4, 2);
+    __m512i mask = _mm512_set1_epi32(63);
+    (void)s;
+    __m512i q0 = cut(ld16b(b), BYTES64(AT6(0), AT6(6)), shift);
+    __m512i q1 = cut(ld16b(b + 8), BYTES64(AT6(4), AT6(10)), shift);
+    v[0] = affine(_mm512_cvtepi32_ps(_mm512_and_si512(q0, mask)), h);
+    v[1] = affine(_mm512_cvtepi32_ps(_mm512_and_si512(q1, mask)), h);
+}
+
+XI void dec_aff8(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    (void)s;
+    v[0] = affine(_mm512_cvtepi32_ps(bytes16(b)), h);
+    v[1] = affine(_mm512_cvtepi32_ps(bytes16(b + 16)), h);
+}
+
 #include "kern/wmat_types.h"
 
 void kvs__wkern_init_avx512(kvs__wkern *k)
 {
     k->matmul = matmul;
     k->dequant = dequant;
+    k->row = row;
 }

@@ -74,13 +74,121 @@ NI void reduce4(float *y, const float *acc)
     vst1q_f32(y, vbslq_f32(vceqq_f32(s, s), s, vreinterpretq_f32_u32(vdupq_n_u32(0x7fc00000u))));
 }
 
-#include "kern/wmat_tile.h"
-
-NI float f16_at(const uint8_t *p)
+NI float f16_one(const uint8_t *p)
 {
     uint16_t u = 0;
     memcpy(&u, p, sizeof u);
     return kvs__f16_to_f32(u);
+}
+
+#include "kern/wmat_tile.h"
+
+/* Affine types: eight codes lie in `bits` bytes; each is cut out of two neighbouring bytes. */
+NI void affine8(uint8x16_t src, const uint8_t *at, const int16_t *shift, unsigned mask,
+                const float *h, vec *v)
+{
+    uint16x8_t two = vreinterpretq_u16_u8(vqtbl1q_u8(src, vld1q_u8(at)));
+    uint16x8_t q = vandq_u16(vshlq_u16(two, vld1q_s16(shift)), vdupq_n_u16((uint16_t)mask));
+    vec s = vdupq_n_f32(h[0]);
+    vec b = vdupq_n_f32(h[16]);
+    v[0] = vaddq_f32(vmulq_f32(vcvtq_f32_u32(vmovl_u16(vget_low_u16(q))), s), b);
+    v[1] = vaddq_f32(vmulq_f32(vcvtq_f32_u32(vmovl_u16(vget_high_u16(q))), s), b);
+}
+
+#define TWO(o) (uint8_t)(o), (uint8_t)((o) + 1)
+#define AT2(c)                                                                                     \
+    {                                                                                              \
+        TWO(c), TWO(c), TWO(c), TWO(c), TWO((c) + 1), TWO((c) + 1), TWO((c) + 1), TWO((c) + 1)     \
+    }
+#define AT3(c)                                                                                     \
+    {                                                                                              \
+        TWO(c), TWO(c), TWO(c), TWO((c) + 1), TWO((c) + 1), TWO((c) + 1), TWO((c) + 2),            \
+            TWO((c) + 2)                                                                           \
+    }
+#define AT4(c)                                                                                     \
+    {                                                                                              \
+        TWO(c), TWO(c), TWO((c) + 1), TWO((c) + 1), TWO((c) + 2), TWO((c) + 2), TWO((c) + 3),      \
+            TWO((c) + 3)                                                                           \
+    }
+#define AT5(c)                                                                                     \
+    {                                                                                              \
+        TWO(c), TWO(c), TWO((c) + 1), TWO((c) + 1), TWO((c) + 2), TWO((c) + 3), TWO((c) + 3),      \
+            TWO((c) + 4)                                                                           \
+    }
+#define AT6(c)                                                                                     \
+    {                                                                                              \
+        TWO(c), TWO(c), TWO((c) + 1), TWO((c) + 2), TWO((c) + 3), TWO((c) + 3), TWO((c) + 4),      \
+            TWO((c) + 5)                                                                           \
+    }
+static const int16_t shift2[8] = {0, -2, -4, -6, 0, -2, -4, -6};
+static const int16_t shift3[8] = {0, -3, -6, -1, -4, -7, -2, -5};
+static const int16_t shift4[8] = {0, -4, 0, -4, 0, -4, 0, -4};
+static const int16_t shift5[8] = {0, -5, -2, -7, -4, -1, -6, -3};
+static const int16_t shift6[8] = {0, -6, -4, -2, 0, -6, -4, -2};
+
+NI void dec_aff2(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    static const uint8_t at[4][16] = {AT2(0), AT2(2), AT2(4), AT2(6)};
+    uint8x16_t q = vcombine_u8(vld1_u8(b), vdup_n_u8(0));
+    (void)s;
+    EACH (i, 4) {
+        affine8(q, at[i], shift2, 3, h, v + 2 * i);
+    }
+}
+
+NI void dec_aff3(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    static const uint8_t at[4][16] = {AT3(0), AT3(3), AT3(6), AT3(9)};
+    uint8_t t[16] = {0};
+    (void)s;
+    memcpy(t, b, 12);
+    uint8x16_t q = vld1q_u8(t);
+    EACH (i, 4) {
+        affine8(q, at[i], shift3, 7, h, v + 2 * i);
+    }
+}
+
+NI void dec_aff4(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    static const uint8_t at[4][16] = {AT4(0), AT4(4), AT4(8), AT4(12)};
+    uint8x16_t q = vld1q_u8(b);
+    (void)s;
+    EACH (i, 4) {
+        affine8(q, at[i], shift4, 15, h, v + 2 * i);
+    }
+}
+
+/* Bytes 15 .. 19 from a second load. */
+NI void dec_aff5(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    static const uint8_t at[4][16] = {AT5(0), AT5(5), AT5(10), AT5(11)};
+    (void)s;
+    EACH (i, 4) {
+        affine8(vld1q_u8(b + (i == 3 ? 4 : 0)), at[i], shift5, 31, h, v + 2 * i);
+    }
+}
+
+NI void dec_aff6(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    static const uint8_t at[4][16] = {AT6(0), AT6(6), AT6(4), AT6(10)};
+    (void)s;
+    EACH (i, 4) {
+        affine8(vld1q_u8(b + (i >= 2 ? 8 : 0)), at[i], shift6, 63, h, v + 2 * i);
+    }
+}
+
+NI void dec_aff8(const uint8_t *b, const float *h, unsigned s, vec *v)
+{
+    vec scale = vdupq_n_f32(h[0]);
+    vec bias = vdupq_n_f32(h[16]);
+    (void)s;
+    EACH (i, 4) {
+        uint16x8_t q = vmovl_u8(vld1_u8(b + 8 * i));
+        vec lo = vcvtq_f32_u32(vmovl_u16(vget_low_u16(q)));
+        vec hi = vcvtq_f32_u32(vmovl_u16(vget_high_u16(q)));
+        v[2 * i] = vaddq_f32(vmulq_f32(lo, scale), bias);
+        v[2 * i + 1] = vaddq_f32(vmulq_f32(hi, scale), bias);
+    }
 }
 
 NI uint32_t ld32(const uint8_t *p)
@@ -98,19 +206,19 @@ NI void hdr_none(const uint8_t *b, float *h)
 
 NI void hdr_d(const uint8_t *b, float *h)
 {
-    h[0] = f16_at(b);
+    h[0] = f16_one(b);
 }
 
 NI void hdr_dm(const uint8_t *b, float *h)
 {
-    h[0] = f16_at(b);
-    h[16] = f16_at(b + 2);
+    h[0] = f16_one(b);
+    h[16] = f16_one(b + 2);
 }
 
 NI void hdr_q2_k(const uint8_t *b, float *h)
 {
-    float d = f16_at(b + 80);
-    float dmin = f16_at(b + 82);
+    float d = f16_one(b + 80);
+    float dmin = f16_one(b + 82);
     for (unsigned i = 0; i < 16; i++) {
         h[i] = d * (float)(b[i] & 15);
         h[16 + i] = -(dmin * (float)(b[i] >> 4));
@@ -119,7 +227,7 @@ NI void hdr_q2_k(const uint8_t *b, float *h)
 
 NI void hdr_q3_k(const uint8_t *b, float *h)
 {
-    float d = f16_at(b + 108);
+    float d = f16_one(b + 108);
     const uint8_t *s = b + 96;
     for (unsigned i = 0; i < 16; i++) {
         int low = s[i % 8] >> (i / 8 * 4) & 15;
@@ -131,8 +239,8 @@ NI void hdr_q3_k(const uint8_t *b, float *h)
 /* One scale and minimum for 32 elements: stored for both halves. */
 NI void hdr_q4_k(const uint8_t *b, float *h)
 {
-    float d = f16_at(b);
-    float dmin = f16_at(b + 2);
+    float d = f16_one(b);
+    float dmin = f16_one(b + 2);
     const uint8_t *s = b + 4;
     for (unsigned j = 0; j < 8; j++) {
         int sc = j < 4 ? s[j] & 63 : (s[j + 4] & 15) | (s[j - 4] >> 6) << 4;
@@ -144,7 +252,7 @@ NI void hdr_q4_k(const uint8_t *b, float *h)
 
 NI void hdr_q6_k(const uint8_t *b, float *h)
 {
-    float d = f16_at(b + 208);
+    float d = f16_one(b + 208);
     for (unsigned i = 0; i < 16; i++) {
         h[i] = d * (float)(int8_t)b[192 + i];
     }
@@ -338,4 +446,5 @@ void kvs__wkern_init_neon(kvs__wkern *k)
 {
     k->matmul = matmul;
     k->dequant = dequant;
+    k->row = row;
 }

@@ -23,13 +23,11 @@ static float tree(float lane[LANES])
 
 static float dot(const float *x, const kvs__wrows *w, size_t j)
 {
-    const kvs__wtype_info *info = kvs__wtype_get((uint32_t)w->type);
-    const uint8_t *row = w->data + j * w->row_bytes;
     float lane[LANES] = {0};
     float value[STEP];
     for (size_t k0 = 0; k0 < w->k; k0 += STEP) {
         size_t n = w->k - k0 < STEP ? w->k - k0 : STEP;
-        kvs__gguf_dequant(w->type, row + k0 / info->block_elems * info->block_bytes, n, value);
+        kvs__wrows_decode(w, j, k0, n, value);
         for (size_t i = 0; i < n; i++) {
             lane[i % LANES] = fmaf(x[k0 + i], value[i], lane[i % LANES]);
         }
@@ -56,8 +54,14 @@ static void dequant(float *dst, kvs__wtype type, const void *src, size_t n)
     kvs__gguf_dequant(type, src, n, dst);
 }
 
+static void row(float *dst, const kvs__wrows *w, size_t j)
+{
+    kvs__wrows_decode(w, j, 0, w->k, dst);
+}
+
 void kvs__wkern_init_ref(kvs__wkern *k)
 {
+    k->row = row;
     k->matmul = matmul;
     k->dequant = dequant;
 }

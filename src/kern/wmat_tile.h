@@ -5,7 +5,8 @@
  * (a * b + c), TILE_R x TILE_C (outputs of a register tile), HOLD (keeps a vector in a register),
  * FUSED_MAX (most rows of x that go the fused way: 4 or 8), FUSED_COLS_N (rows of W side by side
  * for N rows of x), FUSED_SHARED (registers suffice for a part of all of these), reduce4 (four
- * times 16 lanes -> four sums) and, for each type T, hdr_T and dec_T.
+ * times 16 lanes -> four sums), f16_one (an f16 in memory as float) and, for each type T, hdr_T and
+ * dec_T. An affine type has no hdr of its own (NULL): its scales lie in other planes.
  *
  * Two ways, one order of operations: a lane is a sequence of fma over ascending k in both.
  *   few rows:   a block is decoded into registers and multiplied at once (fused_rows);
@@ -41,6 +42,36 @@
 typedef void (*hdr_fn)(const uint8_t *b, float *h);
 /* Elements 32 s .. 32 s + 31 of a block. */
 typedef void (*dec_fn)(const uint8_t *b, const float *h, unsigned s, vec *v);
+
+AI float affine_one(const uint8_t *plane, size_t g, kvs__wtype dtype)
+{
+    float f = 0.0f;
+    if (dtype == KVS__W_F16) {
+        return f16_one(plane + 2 * g);
+    }
+    if (dtype == KVS__W_BF16) {
+        uint16_t h = 0;
+        memcpy(&h, plane + 2 * g, sizeof h);
+        uint32_t u = (uint32_t)h << 16;
+        memcpy(&f, &u, sizeof f);
+        return f;
+    }
+    memcpy(&f, plane + 4 * g, sizeof f);
+    return f;
+}
+
+/* Scales of block `i` of row `j` at b: scale to h[0] and bias to h[16] for affine types. */
+AI void header(hdr_fn hdr, const kvs__wrows *w, size_t j, size_t i, const uint8_t *b, float *h)
+{
+    if (hdr) {
+        hdr(b, h);
+        return;
+    }
+    const kvs__waffine *a = &w->affine;
+    size_t g = i >> a->shift;
+    h[0] = affine_one(a->scales + j * a->row_bytes, g, a->dtype);
+    h[16] = affine_one(a->biases + j * a->row_bytes, g, a->dtype);
+}
 
 /* n (a multiple of 4) sums of lanes at acc[16 * j] to y, of which n_out exist. */
 AI void reduce(float *y, const float *acc, size_t n, size_t n_out)
@@ -100,10 +131,9 @@ AI void fused_block(vec acc[][FUSED_MAX * PASSES], vec v[][VECS], const float *x
 typedef struct fused_args {
     const float *x;
     size_t ldx;
-    const uint8_t *w; /* first of `cols` rows */
-    size_t row_bytes;
-    size_t n; /* rows that exist of `cols`; the last one stands in for the others */
-    size_t k;
+    const kvs__wrows *w;
+    size_t j;            /* first of `cols` rows */
+    size_t n;            /* rows that exist of `cols`; the last one stands in for the others */
     const float *x_tail; /* [rows][PAD], zero-padded; NULL when k is a multiple of PAD */
     float *lanes;        /* [rows][ROW_STEP][LANES], at the first of `cols` */
 } fused_args;
@@ -117,17 +147,20 @@ AI void fused_cols(const fused_args *f, unsigned rows, unsigned cols, hdr_fn hdr
             acc[c][i] = vzero();
         }
     }
-    size_t n_blocks = f->k / (parts * PAD);
+    size_t n_blocks = f->w->k / (parts * PAD);
     const float *x = f->x;
+    const uint8_t *first = f->w->data + f->j * f->w->row_bytes;
     const uint8_t *w[4];
+    size_t j[4];
     EACH (c, cols) {
-        w[c] = f->w + (c < f->n ? c : f->n - 1) * f->row_bytes;
+        j[c] = f->j + (c < f->n ? c : f->n - 1);
+        w[c] = f->w->data + j[c] * f->w->row_bytes;
     }
     for (size_t b = 0; b < n_blocks; b++) {
         float h[4][HDR];
-        prefetch(f->w + b * cols * bytes, cols * bytes);
+        prefetch(first + b * cols * bytes, cols * bytes);
         EACH (c, cols) {
-            hdr(w[c], h[c]);
+            header(hdr, f->w, j[c], b, w[c], h[c]);
         }
         EACH (s, parts) {
             vec v[4][VECS];
@@ -147,7 +180,7 @@ AI void fused_cols(const fused_args *f, unsigned rows, unsigned cols, hdr_fn hdr
         x += (size_t)parts * PAD;
     }
     if (ONE_ELEM(parts, bytes) && f->x_tail) {
-        size_t left = f->k % PAD * (bytes / PAD);
+        size_t left = f->w->k % PAD * (bytes / PAD);
         EACH (c, cols) {
             uint8_t t[PAD * sizeof(float)] = {0};
             memcpy(t, w[c], left);
@@ -185,10 +218,10 @@ AI void fused_rows(float *y, size_t ldy, const float *x, size_t ldx, const kvs__
     }
     for (size_t j0 = 0; j0 < w->n; j0 += ROW_STEP) {
         size_t n = w->n - j0 < ROW_STEP ? w->n - j0 : ROW_STEP;
-        fused_args f = {.x = x, .ldx = ldx, .row_bytes = w->row_bytes, .k = w->k};
+        fused_args f = {.x = x, .ldx = ldx, .w = w};
         f.x_tail = has_tail ? tails : NULL;
         for (size_t j = 0; j < n; j += cols) {
-            f.w = w->data + (j0 + j) * w->row_bytes;
+            f.j = j0 + j;
             f.n = n - j;
             f.lanes = lanes + j * LANES;
             fused_cols(&f, rows, cols, hdr, dec, parts, bytes);
@@ -204,15 +237,32 @@ AI void fused_rows(float *y, size_t ldy, const float *x, size_t ldx, const kvs__
 
 /* -- panel */
 
-/* Decodes part of a row, kk elements from block `w`, into row c of a tile. */
-AI void pack_row(float *dst, size_t steps, const uint8_t *w, size_t kk, hdr_fn hdr, dec_fn dec,
-                 unsigned parts, size_t bytes)
+/* Part of a row: elements k0 .. k0 + kk - 1 of row j, which begin with a block. */
+typedef struct w_part {
+    const kvs__wrows *w;
+    size_t j;
+    size_t k0;
+    size_t kk;
+} w_part;
+
+AI const uint8_t *part_data(const w_part *p, unsigned parts, size_t bytes)
 {
+    const uint8_t *row = p->w->data + p->j * p->w->row_bytes;
+    return row + (ONE_ELEM(parts, bytes) ? p->k0 * (bytes / PAD) : p->k0 / (parts * PAD) * bytes);
+}
+
+/* Decodes part of a row into row c of a tile. */
+AI void pack_row(float *dst, size_t steps, const w_part *p, hdr_fn hdr, dec_fn dec, unsigned parts,
+                 size_t bytes)
+{
+    const uint8_t *w = part_data(p, parts, bytes);
+    size_t i0 = p->k0 / (parts * PAD);
+    size_t kk = p->kk;
     float *to = dst;
     for (size_t k = 0; k + parts * PAD <= kk; k += parts * PAD, w += bytes) {
         float h[HDR];
         prefetch(w, bytes);
-        hdr(w, h);
+        header(hdr, p->w, p->j, i0 + k / (parts * PAD), w, h);
         EACH (s, parts) {
             vec v[VECS];
             dec(w, h, s, v);
@@ -244,12 +294,13 @@ static void zero_row(float *dst, size_t steps)
 }
 
 /* A whole row in its own order. */
-AI void plain_row(float *dst, const uint8_t *w, size_t n, hdr_fn hdr, dec_fn dec, unsigned parts,
-                  size_t bytes)
+AI void plain_row(float *dst, const w_part *p, hdr_fn hdr, dec_fn dec, unsigned parts, size_t bytes)
 {
-    for (; n >= parts * PAD; n -= parts * PAD, w += bytes) {
+    const uint8_t *w = part_data(p, parts, bytes);
+    size_t n = p->kk;
+    for (size_t block = 0; n >= parts * PAD; n -= parts * PAD, w += bytes, block++) {
         float h[HDR];
-        hdr(w, h);
+        header(hdr, p->w, p->j, block, w, h);
         EACH (s, parts) {
             vec v[VECS];
             dec(w, h, s, v);
@@ -303,8 +354,8 @@ typedef void (*tile_fn)(float *acc, size_t lda, const float *x, size_t ldx, cons
         tile(acc, lda, x, ldx, panel, steps, first, rows);                                         \
     }
 
-typedef void (*pack_fn)(float *dst, size_t steps, const uint8_t *w, size_t kk);
-typedef void (*plain_fn)(float *dst, const uint8_t *w, size_t n);
+typedef void (*pack_fn)(float *dst, size_t steps, const w_part *p);
+typedef void (*plain_fn)(float *dst, const w_part *p);
 typedef void (*fused_fn)(float *y, size_t ldy, const float *x, size_t ldx, const kvs__wrows *w,
                          float *lanes);
 
@@ -317,13 +368,13 @@ typedef struct type_ops {
 /* parts: 32-element parts of a block; bytes: of parts * 32 elements; colsN: rows of W side by side
  * for N rows of x, so that enough independent fma are in flight and the registers suffice. */
 #define TYPE_FNS(T, parts, bytes)                                                                  \
-    static void pack_##T(float *dst, size_t steps, const uint8_t *w, size_t kk)                    \
+    static void pack_##T(float *dst, size_t steps, const w_part *p)                                \
     {                                                                                              \
-        pack_row(dst, steps, w, kk, hdr_##T, dec_##T, parts, bytes);                               \
+        pack_row(dst, steps, p, hdr_##T, dec_##T, parts, bytes);                                   \
     }                                                                                              \
-    static void plain_##T(float *dst, const uint8_t *w, size_t n)                                  \
+    static void plain_##T(float *dst, const w_part *p)                                             \
     {                                                                                              \
-        plain_row(dst, w, n, hdr_##T, dec_##T, parts, bytes);                                      \
+        plain_row(dst, p, hdr_##T, dec_##T, parts, bytes);                                         \
     }                                                                                              \
     FUSED_FN(T, parts, bytes, 1)                                                                   \
     FUSED_FN(T, parts, bytes, 2)                                                                   \
@@ -344,7 +395,7 @@ typedef struct type_ops {
 #define TYPE_OPS(T, NAME) [KVS__W_##NAME] = {pack_##T, plain_##T, FUSED_OPS(T)}
 
 /* Defined by the tier after its TYPE_FNS and TILE_FN. */
-static const type_ops ops[KVS__W_BF16 + 1];
+static const type_ops ops[KVS__W_AFF8 + 1];
 static const tile_fn tiles[TILE_R];
 
 /* A panel: n rows of W decoded, all of k. */
@@ -367,17 +418,14 @@ static size_t chunk_at(size_t k0, size_t k_full, size_t k)
 /* Decodes rows j0 .. j0 + n - 1 of W, each from end to end: the order in which they lie. */
 static void pack_panel(const w_panel *p, const kvs__wrows *w, size_t j0)
 {
-    const kvs__wtype_info *info = kvs__wtype_get((uint32_t)w->type);
     const type_ops *op = &ops[w->type];
     for (size_t j = 0; j < p->n_pad; j++) {
-        const uint8_t *src = j < p->n ? w->data + (j0 + j) * w->row_bytes : NULL;
         for (size_t k0 = 0; k0 < w->k;) {
             size_t kk = chunk_at(k0, p->k_full, w->k);
             size_t padded = (kk + PAD - 1) / PAD * PAD;
             float *to = p->data + k0 * p->n_pad + j / TILE_C * TILE_C * padded + j % TILE_C * VL;
-            if (src) {
-                op->pack(to, padded / LANES, src, kk);
-                src += kk / info->block_elems * info->block_bytes;
+            if (j < p->n) {
+                op->pack(to, padded / LANES, &(w_part){w, j0 + j, k0, kk});
             } else {
                 zero_row(to, padded / LANES);
             }
@@ -453,7 +501,13 @@ static void matmul(float *y, size_t ldy, const float *x, size_t ldx, size_t rows
 
 static void dequant(float *dst, kvs__wtype type, const void *src, size_t n)
 {
-    ops[type].plain(dst, src, n);
+    kvs__wrows w = {.data = src, .k = n, .type = type};
+    ops[type].plain(dst, &(w_part){&w, 0, 0, n});
+}
+
+static void row(float *dst, const kvs__wrows *w, size_t j)
+{
+    ops[w->type].plain(dst, &(w_part){w, j, 0, w->k});
 }
 
 #endif

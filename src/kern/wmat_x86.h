@@ -50,6 +50,20 @@ XI __m256i ld32b(const uint8_t *p)
     return _mm256_loadu_si256((const __m256i *)(const void *)p);
 }
 
+XI float f16_one(const uint8_t *p)
+{
+    return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128((uint16_t)ld16(p))));
+}
+
+/* 12 bytes, then zeros. */
+XI __m128i ld12b(const uint8_t *p)
+{
+    return _mm_insert_epi32(ld8b(p), (int)ld32(p + 8), 2);
+}
+
+/* A byte and the next one in the low half of a 32-bit element, for codes that cross bytes. */
+#define WINDOW(at) (char)(at), (char)((at) + 1), -128, -128
+
 /* An f16 in every element. */
 XI __m256 f16_all(const uint8_t *p)
 {

@@ -272,8 +272,9 @@ static block_fn decoder(kvs__wtype type)
         return block_q6_k;
     case KVS__W_BF16:
         return block_bf16;
+    default: /* affine types are no block types */
+        return NULL;
     }
-    return NULL;
 }
 
 void kvs__gguf_dequant(kvs__wtype type, const void *src, size_t n, float *dst)

@@ -31,11 +31,27 @@
     X(Q6_K, 14, 256, 210)                                                                          \
     X(BF16, 30, 1, 2)
 
+/* Affine types, MLX's: X(NAME, number, bits). Codes in one plane, scales and biases in planes of
+ * their own (kvs__waffine in wmat.h), so they are no block types: not in the table below and in no
+ * GGUF file. 32 elements are `bits` words of 32 bits, a little-endian stream of codes. */
+#define KVS_WTYPE_AFFINE_MAP(X)                                                                    \
+    X(AFF2, 64, 2) X(AFF3, 65, 3) X(AFF4, 66, 4) X(AFF5, 67, 5) X(AFF6, 68, 6) X(AFF8, 69, 8)
+
 typedef enum kvs__wtype {
 #define KVS_X(name, number, elems, bytes) KVS__W_##name = number,
     KVS_WTYPE_MAP(KVS_X)
 #undef KVS_X
+#define KVS_X(name, number, bits) KVS__W_##name = number,
+        KVS_WTYPE_AFFINE_MAP(KVS_X)
+#undef KVS_X
 } kvs__wtype;
+
+/* Bits of a code of an affine type. */
+static inline uint32_t kvs__waffine_bits(kvs__wtype type)
+{
+    uint32_t n = (uint32_t)type - (uint32_t)KVS__W_AFF2;
+    return n == 5 ? 8 : n + 2;
+}
 
 typedef struct kvs__wtype_info {
     kvs__wtype type;

@@ -73,18 +73,34 @@ static kvs_status read_planes(const kvs_planes *src, kvs_planes *out, kvs_err *e
     return kvs__opts_read(out, sizeof *out, src, "kvs_planes", err);
 }
 
-/* Start of head h's n rows in a caller's plane. */
+/* Start of head h's rows in a caller's plane, heads `stride` tokens apart. */
 static unsigned char *rows_of(const kvs_planes *p, const kvs__fmt *fmt, int side, int plane,
-                              uint32_t head, uint64_t n)
+                              uint32_t head, uint64_t stride)
 {
     unsigned char *base = side == KVS__K ? p->k[plane] : p->v[plane];
     const kvs__side *s = &fmt->side[side];
-    return base + (size_t)head * n * s->n_units[plane] * s->unit_bytes[plane];
+    return base + (size_t)head * stride * s->n_units[plane] * s->unit_bytes[plane];
 }
 
 static bool has_plane(const kvs_planes *p, int side, int plane)
 {
     return (side == KVS__K ? p->k[plane] : p->v[plane]) != NULL;
+}
+
+void kvs__store_export(const kvs__store *s, int64_t begin, uint64_t n, const kvs_planes *p,
+                       uint64_t stride)
+{
+    for (int side = 0; side < KVS__SIDES; side++) {
+        for (int plane = 0; plane < KVS__PLANES; plane++) {
+            if (s->fmt.side[side].n_units[plane] == 0 || !has_plane(p, side, plane)) {
+                continue;
+            }
+            for (uint32_t h = 0; h < s->fmt.n_heads; h++) {
+                kvs__store_get_units(s, side, plane, h, begin, n,
+                                     rows_of(p, &s->fmt, side, plane, h, stride));
+            }
+        }
+    }
 }
 
 kvs_status kvs_cache_export(const kvs_cache *c, uint32_t layer, int64_t begin, uint64_t n,
@@ -99,6 +115,7 @@ kvs_status kvs_cache_export(const kvs_cache *c, uint32_t layer, int64_t begin, u
                        (unsigned long long)n, (long long)begin);
     }
     st = st == KVS_OK ? check_range(l, begin, begin + (int64_t)n, err) : st;
+    st = st == KVS_OK ? kvs__layer_committed(l, begin + (int64_t)n, "export", err) : st;
     if (st != KVS_OK || n == 0) {
         return st;
     }
@@ -110,17 +127,7 @@ kvs_status kvs_cache_export(const kvs_cache *c, uint32_t layer, int64_t begin, u
                          "positions %lld to %lld: %lld is the oldest stored after %u sinks",
                          (long long)begin, (long long)end, (long long)s->lo, s->sinks);
     }
-    for (int side = 0; side < KVS__SIDES; side++) {
-        for (int plane = 0; plane < KVS__PLANES; plane++) {
-            if (s->fmt.side[side].n_units[plane] == 0 || !has_plane(&p, side, plane)) {
-                continue;
-            }
-            for (uint32_t h = 0; h < s->fmt.n_heads; h++) {
-                kvs__store_get_units(s, side, plane, h, begin, n,
-                                     rows_of(&p, &s->fmt, side, plane, h, n));
-            }
-        }
-    }
+    kvs__store_export(s, begin, n, &p, n);
     return KVS_OK;
 }
 
@@ -143,13 +150,14 @@ static kvs__store *import_target(kvs__layer *l, int64_t at, uint64_t n, kvs_err 
 static kvs_status check_import(const kvs__store *s, int64_t at, uint64_t n, const kvs_planes *p,
                                kvs_err *err)
 {
-    bool ring = s->layout == KVS_LAYOUT_RING;
+    bool ring = kvs__store_slides(s);
     if (at != s->len &&
         !(ring && at > s->len && at >= (int64_t)s->sinks && s->len >= (int64_t)s->sinks)) {
         return kvs__fail(err, KVS_E_RANGE, "state", "import at %lld into a layer of %lld tokens",
                          (long long)at, (long long)s->len);
     }
-    if (ring && n > s->ring_cap) {
+    bool paged = s->layout == KVS_LAYOUT_PAGED;
+    if (ring && (paged ? kvs__paged_oldest(s, at + (int64_t)n) > at : n > s->ring_cap)) {
         return kvs__fail(err, KVS_E_LIMIT, "state", "import of %llu tokens into a ring of %llu",
                          (unsigned long long)n, (unsigned long long)s->ring_cap);
     }
@@ -169,31 +177,38 @@ static kvs_status check_import(const kvs__store *s, int64_t at, uint64_t n, cons
     return KVS_OK;
 }
 
-kvs_status kvs_cache_import(kvs_cache *c, uint32_t layer, int64_t at, uint64_t n,
-                            const kvs_planes *src, kvs_err *err)
+kvs_status kvs__layer_import_reserve(kvs_ctx *ctx, kvs__layer *l, int64_t at, uint64_t n,
+                                     const kvs_planes *p, kvs_err *err)
 {
-    kvs__layer *l = NULL;
-    kvs_status st = kvs__cache_kv_layer(c, layer, &l, err);
-    kvs_planes p = KVS_PLANES_INIT;
-    st = st == KVS_OK ? read_planes(src, &p, err) : st;
-    if (st != KVS_OK) {
-        return st;
-    }
     if (at < 0 || at > INT64_MAX / 4 || n == 0 || n > (uint64_t)INT64_MAX / 4) {
         return kvs__fail(err, KVS_E_RANGE, "state", "import of %llu tokens at %lld",
                          (unsigned long long)n, (long long)at);
+    }
+    if (kvs__layer_open(l) && at != kvs__layer_len(l)) {
+        return kvs__fail(err, KVS_E_STATE, "state", "import at %lld past a gap: a round is open",
+                         (long long)at);
+    }
+    kvs_status st = kvs__layer_room(l, n, err);
+    if (st != KVS_OK) {
+        return st;
     }
     kvs__store *s = import_target(l, at, n, err);
     if (!s) {
         return KVS_E_UNSUPPORTED;
     }
-    st = check_import(s, at, n, &p, err);
-    st = st == KVS_OK ? kvs__store_reserve(c->ctx, s, at, n, err) : st;
-    if (st != KVS_OK) {
-        return st;
+    st = check_import(s, at, n, p, err);
+    return st == KVS_OK ? kvs__store_reserve(ctx, s, at, n, err) : st;
+}
+
+void kvs__layer_import(kvs_ctx *ctx, kvs__layer *l, int64_t at, uint64_t n, const kvs_planes *p,
+                       uint64_t stride)
+{
+    kvs__store *s = import_target(l, at, n, NULL);
+    if (KVS_NEVER(!s)) {
+        return;
     }
-    if (s == &l->main) {
-        kvs__store_drop(c->ctx, &l->early); /* as an append beyond dense_until does */
+    if (s == &l->main) { /* as an append beyond dense_until does */
+        kvs__layer_drop_early(ctx, l);
     }
     if (at > s->len) {
         kvs__store_jump(s, at);
@@ -206,11 +221,24 @@ kvs_status kvs_cache_import(kvs_cache *c, uint32_t layer, int64_t at, uint64_t n
             }
             for (uint32_t h = 0; h < s->fmt.n_heads; h++) {
                 kvs__store_set_units(s, side, plane, h, at, n,
-                                     rows_of(&p, &s->fmt, side, plane, h, n));
+                                     rows_of(p, &s->fmt, side, plane, h, stride));
             }
         }
     }
-    return KVS_OK;
+}
+
+kvs_status kvs_cache_import(kvs_cache *c, uint32_t layer, int64_t at, uint64_t n,
+                            const kvs_planes *src, kvs_err *err)
+{
+    kvs__layer *l = NULL;
+    kvs_status st = kvs__cache_own_kv(c, layer, "import", &l, err);
+    kvs_planes p = KVS_PLANES_INIT;
+    st = st == KVS_OK ? read_planes(src, &p, err) : st;
+    st = st == KVS_OK ? kvs__layer_import_reserve(c->ctx, l, at, n, &p, err) : st;
+    if (st == KVS_OK) {
+        kvs__layer_import(c->ctx, l, at, n, &p, n);
+    }
+    return st;
 }
 
 static bool same_codec(const kvs_codec *a, const kvs_codec *b)
@@ -223,15 +251,20 @@ kvs_status kvs_cache_convert(kvs_cache *c, uint32_t layer, const kvs_codec *k, c
                              kvs_err *err)
 {
     kvs__layer *l = NULL;
-    kvs_status st = kvs__cache_kv_layer(c, layer, &l, err);
+    kvs_status st = kvs__cache_own_kv(c, layer, "convert", &l, err);
+    st = st == KVS_OK ? kvs__cache_closed(c, "convert", err) : st;
     if (st != KVS_OK) {
         return st;
     }
+    bool latent = l->spec.kind == KVS_LAYER_LATENT;
+    v = latent ? &l->spec.v : v;
     if (!k || !v) {
         return kvs__fail(err, KVS_E_INVAL, "state", "%s is NULL", k ? "v" : "k");
     }
     st = kvs_codec_check(k, l->spec.k_dim, err);
-    st = st == KVS_OK ? kvs_codec_check(v, l->spec.v_dim, err) : st;
+    if (st == KVS_OK) {
+        st = latent ? kvs__latent_check(&l->spec, k, err) : kvs_codec_check(v, l->spec.v_dim, err);
+    }
     if (st != KVS_OK || (same_codec(k, &l->spec.k) && same_codec(v, &l->spec.v))) {
         return st;
     }
@@ -239,14 +272,16 @@ kvs_status kvs_cache_convert(kvs_cache *c, uint32_t layer, const kvs_codec *k, c
     to.spec.k = *k;
     to.spec.v = *v;
     kvs__store_init(&to.main, &to.spec, k, v, l->reserve);
+    if (to.spec.layout == KVS_LAYOUT_PAGED) {
+        kvs__paged_init(&to.main, l->main.pages, l->main.block);
+    }
     size_t scratch = 0;
     if (!kvs__layer_scratch(&to, kvs__ctx_threads(c->ctx), &scratch)) {
         return kvs__fail(err, KVS_E_RANGE, "state", "layer %u: scratch overflows", layer);
     }
     st = kvs__ctx_scratch_reserve(c->ctx, scratch, err);
     if (st == KVS_OK && l->main.n_segs > 0) {
-        uint64_t n = (uint64_t)l->main.len;
-        st = kvs__store_reserve(c->ctx, &to.main, 0, n ? n : 1, err);
+        st = kvs__store_reserve_like(c->ctx, &to.main, &l->main, l->main.len ? 0 : 1, err);
     }
     if (st != KVS_OK) {
         kvs__store_drop(c->ctx, &to.main);
@@ -257,5 +292,12 @@ kvs_status kvs_cache_convert(kvs_cache *c, uint32_t layer, const kvs_codec *k, c
     }
     kvs__store_drop(c->ctx, &l->main);
     *l = to;
+    for (uint32_t i = layer + 1; i < c->n_layers; i++) { /* borrowers are described by the donor */
+        kvs_layer_spec *b = &c->layer[i].spec;
+        if (b->kind == KVS_LAYER_BORROW && b->donor == layer) {
+            b->k = *k;
+            b->v = *v;
+        }
+    }
     return KVS_OK;
 }

@@ -6,12 +6,13 @@
 
 #include <string.h>
 
-#define V_ROWS      32u   /* of V decoded at a time, inside L1 */
-#define K_TILES     4u    /* of K decoded at a time, at most */
-#define K_FLOATS    4096u /* of K decoded at a time where the head dim allows: half of a 32 KiB L1 */
-#define DIRECT_ROWS 8u    /* up to which decoding in registers beats decoding to L1 first */
-#define CACHE_LINE  64u
-#define AHEAD_BYTES 4096u /* of a plane that are asked for ahead of their use */
+#define V_ROWS       32u   /* of V decoded at a time, inside L1 */
+#define K_TILES      4u    /* of K decoded at a time, at most */
+#define K_FLOATS     4096u /* of K decoded at a time where the head dim allows: half of a 32 KiB L1 */
+#define DIRECT_ROWS  8u    /* up to which decoding in registers beats decoding to L1 first */
+#define CACHE_LINE   64u
+#define FAR_ELEMENTS 8192u /* of a head that are asked for ahead where storage is in pieces */
+#define AHEAD_BYTES  4096u /* of a plane that are asked for ahead of their use */
 
 /* What one query sees: [0, sinks) and [begin, end). */
 typedef struct visible {
@@ -176,7 +177,7 @@ static uint32_t low_bit(uint32_t x)
 static kvs__planes k_planes(const kvs__store *s, const kvs__seg *seg, uint32_t head, uint64_t tile)
 {
     const kvs__side *k = &s->fmt.side[KVS__K];
-    kvs__planes p = {kvs__k_tile_at(s, seg, 0, head, tile), NULL, NULL};
+    kvs__planes p = {kvs__k_tile_at(s, seg, 0, head, tile), NULL, NULL, 0, 0};
     if (k->shape.bits) {
         p.scale = kvs__k_tile_at(s, seg, 1, head, tile);
         p.bias = kvs__k_tile_at(s, seg, 2, head, tile);
@@ -186,7 +187,7 @@ static kvs__planes k_planes(const kvs__store *s, const kvs__seg *seg, uint32_t h
 
 static kvs__planes v_planes(const kvs__store *s, const kvs__seg *seg, uint32_t head, uint64_t slot)
 {
-    kvs__planes p = {kvs__v_row_at(s, seg, 0, head, slot), NULL, NULL};
+    kvs__planes p = {kvs__v_row_at(s, seg, 0, head, slot), NULL, NULL, 0, 0};
     if (s->fmt.side[KVS__V].shape.bits) {
         p.scale = kvs__v_row_at(s, seg, 1, head, slot);
         p.bias = kvs__v_row_at(s, seg, 2, head, slot);
@@ -254,6 +255,43 @@ static bool tile_in_place(const kvs__job *j, uint32_t head, int64_t pos0, uint16
     at->planes.scale = next_tile(k, 1, p->scale);
     at->planes.bias = next_tile(k, 2, p->bias);
     return true;
+}
+
+/* Positions ahead whose memory is asked for where storage is in pieces: as many bytes as the kernels
+ * ask for ahead in one piece (attn_direct.h), a multiple of what is read at a time. */
+static int64_t far_positions(const kvs__side *side)
+{
+    uint32_t n = FAR_ELEMENTS / side->shape.dim;
+    return (int64_t)((n < V_ROWS ? V_ROWS : n / V_ROWS * V_ROWS));
+}
+
+/* Blocks of a pool follow each other anywhere: tells the kernels where they go on when that is near.
+ * in_row: positions from pos on that lie in a row with it. */
+static void look_ahead(const kvs__job *j, int side, uint32_t head, int64_t pos, uint64_t in_row,
+                       kvs__planes *p)
+{
+    const kvs__store *s = j->s;
+    int64_t far = far_positions(&s->fmt.side[side]);
+    int64_t to = pos + far;
+    if (s->layout != KVS_LAYOUT_PAGED || (uint64_t)far < in_row || j->tail ||
+        !kvs__store_holds(s, to)) {
+        return;
+    }
+    const kvs__seg *seg = NULL;
+    uint64_t slot = 0;
+    (void)kvs__store_locate(s, to, 1, &seg, &slot);
+    kvs__planes f =
+        side == KVS__K ? k_planes(s, seg, head, slot / KVS__TILE) : v_planes(s, seg, head, slot);
+    p->far = (size_t)((uintptr_t)f.data - (uintptr_t)p->data);
+    p->far_unit = (size_t)((uintptr_t)f.scale - (uintptr_t)p->scale);
+    if (side == KVS__V && f.scale) { /* the kernels leave those of rows to the hardware */
+        const kvs__side *v = &s->fmt.side[KVS__V];
+        size_t bytes = (size_t)V_ROWS * v->n_units[1] * v->unit_bytes[1];
+        for (size_t at = 0; at < bytes; at += CACHE_LINE) {
+            __builtin_prefetch((const unsigned char *)f.scale + at, 0, 3);
+            __builtin_prefetch((const unsigned char *)f.bias + at, 0, 3);
+        }
+    }
 }
 
 /* A tile that lies in several places (sinks apart from the window; pages that do not start on the
@@ -341,6 +379,7 @@ static void scores(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_
         } else if (decode) {
             j->kern->k_tile(w->kt + run.n * tile_floats, shape, &p);
         } else {
+            look_ahead(j, KVS__K, head, pos0, cursor.left + KVS__TILE, &p);
             run.planes[run.n] = p;
         }
         run.n++;
@@ -349,6 +388,58 @@ static void scores(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_
 }
 
 /* -- values */
+
+/* rows[i * dim + d] = tile[d * 16 + i] for all 16 lanes, dim a multiple of 8, in blocks of 4 x 4 that
+ * stay in registers. */
+static void transpose_tile(float *rows, const float *tile, size_t dim)
+{
+    typedef float vec __attribute__((vector_size(16)));
+    for (size_t d = 0; d < dim; d += 4) {
+        for (size_t i = 0; i < KVS__TILE; i += 4) {
+            vec in[4];
+            for (size_t e = 0; e < 4; e++) {
+                memcpy(&in[e], tile + (d + e) * KVS__TILE + i, sizeof in[e]);
+            }
+            vec ab = __builtin_shufflevector(in[0], in[1], 0, 4, 1, 5);
+            vec ef = __builtin_shufflevector(in[0], in[1], 2, 6, 3, 7);
+            vec cd = __builtin_shufflevector(in[2], in[3], 0, 4, 1, 5);
+            vec gh = __builtin_shufflevector(in[2], in[3], 2, 6, 3, 7);
+            vec out[4] = {__builtin_shufflevector(ab, cd, 0, 1, 4, 5),
+                          __builtin_shufflevector(ab, cd, 2, 3, 6, 7),
+                          __builtin_shufflevector(ef, gh, 0, 1, 4, 5),
+                          __builtin_shufflevector(ef, gh, 2, 3, 6, 7)};
+            for (size_t e = 0; e < 4; e++) {
+                memcpy(rows + (i + e) * dim + d, &out[e], sizeof out[e]);
+            }
+        }
+    }
+}
+
+/* n <= V_ROWS values of a latent layer from `slot` on as f32 rows: the first elements of keys. */
+static void latent_rows(const kvs__job *j, const kvs__work *w, const kvs__seg *seg, uint32_t head,
+                        uint64_t slot, size_t n)
+{
+    const kvs__shape *shape = &j->s->fmt.side[KVS__K].shape;
+    size_t dim = j->s->fmt.side[KVS__V].shape.dim;
+    float *rows = w->vt;
+    while (n > 0) {
+        size_t from = slot % KVS__TILE;
+        size_t m = n < KVS__TILE - from ? n : KVS__TILE - from;
+        kvs__planes p = k_planes(j->s, seg, head, slot / KVS__TILE);
+        j->kern->k_tile(w->tmp, shape, &p);
+        if (m == KVS__TILE) {
+            transpose_tile(rows, w->tmp, dim);
+        }
+        for (size_t d = 0; m < KVS__TILE && d < dim; d++) {
+            for (size_t i = 0; i < m; i++) {
+                rows[i * dim + d] = w->tmp[d * KVS__TILE + from + i];
+            }
+        }
+        rows += m * dim;
+        slot += m;
+        n -= m;
+    }
+}
 
 /* acc += P V over positions [pos, pos + n) for rows [r0, r0 + n_rows). */
 static void add_values(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_t r0,
@@ -361,12 +452,20 @@ static void add_values(const kvs__job *j, const kvs__work *w, uint32_t head, uin
         const kvs__seg *seg = NULL;
         uint64_t slot = 0;
         uint64_t m = locate(j, pos, n < V_ROWS ? n : V_ROWS, &seg, &slot);
-        kvs__planes p = v_planes(j->s, seg, head, slot);
         const float *numer = w->s + (size_t)r0 * KVS__CHUNK + (pos - c0);
+        if (j->s->fmt.n_sides == 1) {
+            latent_rows(j, w, seg, head, slot, (size_t)m);
+            j->kern->pv(acc, dim, numer, KVS__CHUNK, n_rows, w->vt, dim, (size_t)m, dim);
+            pos += (int64_t)m;
+            n -= m;
+            continue;
+        }
+        kvs__planes p = v_planes(j->s, seg, head, slot);
         if (n_rows > DIRECT_ROWS) {
             prefetch(&j->s->fmt.side[KVS__V], p.data, ahead_of(&j->s->fmt.side[KVS__V]), (size_t)m);
         }
         if (n_rows <= DIRECT_ROWS) {
+            look_ahead(j, KVS__V, head, pos, seg->cap - slot, &p);
             j->kern->pv_direct(acc, dim, numer, KVS__CHUNK, n_rows, shape, &p, (size_t)m);
         } else if (shape->bits == 0 && shape->dtype == KVS_F32) {
             j->kern->pv(acc, dim, numer, KVS__CHUNK, n_rows, p.data, dim, (size_t)m, dim);

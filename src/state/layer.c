@@ -67,42 +67,91 @@ static append_plan plan_append(const kvs__layer *l, uint64_t n)
     return p;
 }
 
-kvs_status kvs__layer_reserve(kvs_ctx *ctx, kvs__layer *l, uint64_t n, kvs_err *err)
+void kvs__layer_mark(kvs__layer *l)
 {
-    if (l->rec) {
-        return kvs__rec_reserve(ctx, l->rec, n, err);
+    const kvs__store *s[2] = {&l->main, &l->early};
+    for (int i = 0; i < 2; i++) {
+        l->mark[i].n_segs = s[i]->n_segs;
+        l->mark[i].table_cap = s[i]->table_cap;
     }
-    uint64_t most = l->spec.max_block ? l->spec.max_block : 1;
-    if (l->spec.layout == KVS_LAYOUT_RING && n > most) {
-        return kvs__fail(err, KVS_E_LIMIT, "state",
-                         "a block of %llu tokens exceeds the ring's max_block %llu",
-                         (unsigned long long)n, (unsigned long long)most);
+}
+
+void kvs__layer_undo(kvs_ctx *ctx, kvs__layer *l)
+{
+    kvs__store *s[2] = {&l->main, &l->early};
+    for (int i = 0; i < 2; i++) {
+        kvs__store_trim(ctx, s[i], l->mark[i].n_segs, l->mark[i].table_cap);
     }
+}
+
+kvs_status kvs__layer_room(const kvs__layer *l, uint64_t n, kvs_err *err)
+{
+    int64_t len = kvs__layer_len(l);
+    if (!kvs__layer_open(l) || (uint64_t)(len - l->round.base) + n <= l->round.most) {
+        return KVS_OK;
+    }
+    return kvs__fail(err, KVS_E_LIMIT, "state",
+                     "%llu tokens at position %lld: the round at %lld takes %llu",
+                     (unsigned long long)n, (long long)len, (long long)l->round.base,
+                     (unsigned long long)l->round.most);
+}
+
+void kvs__layer_drop_early(kvs_ctx *ctx, kvs__layer *l)
+{
+    if (kvs__layer_open(l) && l->round.dense) {
+        l->round.held = true;
+    } else {
+        kvs__store_drop(ctx, &l->early);
+    }
+}
+
+kvs_status kvs__layer_reserve_all(kvs_ctx *ctx, kvs__layer *l, uint64_t n, kvs_err *err)
+{
     int64_t len = kvs__layer_len(l);
     if (n > (uint64_t)(INT64_MAX / 4) || len > INT64_MAX / 4) {
         return kvs__fail(err, KVS_E_RANGE, "state", "%llu tokens are too many",
                          (unsigned long long)n);
     }
+    kvs_status st = kvs__layer_room(l, n, err);
+    if (st != KVS_OK) {
+        return st;
+    }
     append_plan p = plan_append(l, n);
     uint32_t had = l->early.n_segs;
-    kvs_status st = KVS_OK;
+    uint64_t table = l->early.table_cap;
     if (p.dense) {
         st = kvs__store_reserve(ctx, &l->early, len, p.dense, err);
     }
     if (st == KVS_OK && p.cross) {
-        st = kvs__store_reserve(ctx, &l->main, 0, (uint64_t)len + n, err);
+        st = kvs__store_reserve_like(ctx, &l->main, &l->early, n, err);
     } else if (st == KVS_OK && p.rest) {
         st = kvs__store_reserve(ctx, &l->main, len, p.rest, err);
     }
     if (st != KVS_OK) {
-        kvs__store_trim(ctx, &l->early, had);
+        kvs__store_trim(ctx, &l->early, had, table);
     }
     return st;
 }
 
-kvs_status kvs__kv_check(const kvs_kv *kv, const char *what, kvs_err *err)
+kvs_status kvs__layer_reserve(kvs_ctx *ctx, kvs__layer *l, uint64_t n, kvs_err *err)
 {
-    if (!kv->k || !kv->v) {
+    if (l->rec) {
+        kvs_status st = kvs__layer_room(l, n, err);
+        return st == KVS_OK ? kvs__rec_reserve(ctx, l->rec, n, err) : st;
+    }
+    uint64_t most = l->spec.max_block ? l->spec.max_block : 1;
+    if (kvs__store_slides(&l->main) && n > most) {
+        return kvs__fail(
+            err, KVS_E_LIMIT, "state", "a block of %llu tokens exceeds the %s's max_block %llu",
+            (unsigned long long)n, l->spec.layout == KVS_LAYOUT_RING ? "ring" : "window",
+            (unsigned long long)most);
+    }
+    return kvs__layer_reserve_all(ctx, l, n, err);
+}
+
+kvs_status kvs__kv_check(const kvs_kv *kv, kvs_layer_kind kind, const char *what, kvs_err *err)
+{
+    if (!kv->k || (!kv->v && kind != KVS_LAYER_LATENT)) {
         return kvs__fail(err, KVS_E_INVAL, "state", "%s.%s is NULL", what, kv->k ? "v" : "k");
     }
     if (kv->n_tokens == 0 || kv->n_tokens > INT32_MAX) {
@@ -133,7 +182,7 @@ kvs_status kvs__layer_append(kvs_ctx *ctx, kvs__layer *l, const kvs_kv *kv, kvs_
     int64_t len = kvs__layer_len(l);
     append_plan p = plan_append(l, kv->n_tokens);
     if (delayed(l) && l->main.len > 0) {
-        kvs__store_drop(ctx, &l->early);
+        kvs__layer_drop_early(ctx, l);
     }
     write_tokens(ctx, &l->early, len, p.dense, kv, len);
     if (p.cross) {
@@ -141,6 +190,53 @@ kvs_status kvs__layer_append(kvs_ctx *ctx, kvs__layer *l, const kvs_kv *kv, kvs_
     }
     write_tokens(ctx, &l->main, len + (int64_t)p.dense, p.rest, kv, len);
     return KVS_OK;
+}
+
+kvs_status kvs__layer_committed(const kvs__layer *l, int64_t end, const char *what, kvs_err *err)
+{
+    if (!kvs__layer_open(l) || end <= l->round.base) {
+        return KVS_OK;
+    }
+    return kvs__fail(err, KVS_E_STATE, "state",
+                     "%s of position %lld: a round is open, positions from %lld on are not "
+                     "committed",
+                     what, (long long)end - 1, (long long)l->round.base);
+}
+
+void kvs__layer_drop(kvs_ctx *ctx, kvs__layer *l)
+{
+    kvs__rec_free(ctx, l->rec);
+    l->rec = NULL;
+    kvs__store_drop(ctx, &l->main);
+    kvs__store_drop(ctx, &l->early);
+}
+
+kvs_status kvs__layer_fork(kvs_ctx *ctx, kvs__layer *dst, kvs__layer *src, int64_t len,
+                           kvs_err *err)
+{
+    *dst = *src;
+    dst->round.base = -1;
+    if (src->rec) {
+        dst->rec = NULL;
+        kvs_status made = kvs__rec_fork(ctx, src->rec, len, &dst->rec, err);
+        dst->spec.recurrent = dst->rec ? &dst->rec->spec : NULL;
+        return made;
+    }
+    len = src->spec.kind == KVS_LAYER_BORROW ? 0 : len;
+    /* as a rewind: below the switch only the dense copy, at it what there is */
+    bool converted = !delayed(src) || (src->main.len > 0 && len >= dense_until(src));
+    int64_t dense = src->early.len < len ? src->early.len : len;
+    kvs_status st = kvs__store_fork(ctx, &dst->main, &src->main, converted ? len : 0, err);
+    if (st != KVS_OK) {
+        return st;
+    }
+    if (delayed(src)) {
+        st = kvs__store_fork(ctx, &dst->early, &src->early, dense, err);
+    }
+    if (st != KVS_OK) {
+        kvs__store_drop(ctx, &dst->main);
+    }
+    return st;
 }
 
 bool kvs__layer_can_rewind(const kvs__layer *l, uint64_t n)
@@ -208,7 +304,7 @@ static kvs_status attend_block(kvs_ctx *ctx, const kvs__layer *l, const kvs_atte
 {
     kvs_kv kv = KVS_KV_INIT;
     kvs_status st = kvs__opts_read(&kv, sizeof kv, d->block, "kvs_kv", err);
-    st = st == KVS_OK ? kvs__kv_check(&kv, "block", err) : st;
+    st = st == KVS_OK ? kvs__kv_check(&kv, l->spec.kind, "block", err) : st;
     if (st != KVS_OK) {
         return st;
     }

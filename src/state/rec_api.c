@@ -134,6 +134,7 @@ kvs_status kvs_recurrent_advance(kvs_cache *c, uint32_t layer, const kvs_recurre
     st = st == KVS_OK ? kvs__opts_read(&p, sizeof p, step, "kvs_recurrent_step", err) : st;
     st = st == KVS_OK ? check_count(p.n_tokens, err) : st;
     st = st == KVS_OK ? check_step(&r->spec, &p, err) : st;
+    st = st == KVS_OK ? kvs__layer_room(&c->layer[layer], p.n_tokens, err) : st;
     return st == KVS_OK ? kvs__rec_advance(c->ctx, r, &p, err) : st;
 }
 

@@ -75,6 +75,8 @@ static void describe(const kvs__store *s, kvs_step *out)
     out->n_inputs = out->n_outputs + (out->fetch == KVS_FETCH_RING ? 1 : 0);
     if (s->layout == KVS_LAYOUT_RING) {
         out->write_slot = (uint64_t)s->len % s->ring_cap;
+    } else if (s->layout == KVS_LAYOUT_PAGED) {
+        out->write_slot = (uint64_t)s->len % s->block;
     } else {
         uint32_t i = s->n_segs - 1;
         while (s->first[i] > s->len) {
@@ -90,7 +92,8 @@ static void describe(const kvs__store *s, kvs_step *out)
 kvs_status kvs_step_plan(kvs_cache *c, uint32_t layer, kvs_step *out, kvs_err *err)
 {
     kvs__layer *l = NULL;
-    kvs_status st = find(c, layer, &l, err);
+    kvs_status st = kvs__cache_own_kv(c, layer, "step", &l, err);
+    st = st == KVS_OK ? find(c, layer, &l, err) : st;
     if (st == KVS_OK && !out) {
         st = kvs__fail(err, KVS_E_INVAL, "state", "out is NULL");
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* store.h: where the tokens of one layer live: formats, segments and the two layouts.
+/* store.h: where the tokens of one layer live: formats, segments and the layouts.
  *
  * A format says how one token of one head is stored (planes of K and of V). A segment is one
  * allocation with room for `cap` tokens of all heads in one format. A store is a layout over
@@ -33,24 +33,35 @@ typedef struct kvs__side {
 
 typedef struct kvs__fmt {
     uint32_t n_heads;
+    uint32_t n_sides; /* KVS__SIDES, or 1: latent, V is a part of K and has no planes */
     kvs__side side[KVS__SIDES];
 } kvs__fmt;
 
 typedef struct kvs__seg {
     size_t bytes;   /* of the whole allocation, this header included */
     uint64_t cap;   /* tokens, a multiple of KVS__TILE */
-    uint32_t refs;  /* the store and each view that pins it */
+    uint32_t refs;  /* the stores and views that share it */
+    uint32_t kept;  /* a pool's block: of refs, those of a prefix index */
     int64_t pin_lo; /* hull of the pinned positions; empty when pin_lo >= pin_hi */
     int64_t pin_hi;
+    struct kvs__page_chunk *chunk; /* a pool's block (pages_priv.h): where it goes back to */
+    struct kvs__seg *next_free;    /* a free block, or one of a list being made */
     size_t offset[KVS__SIDES][KVS__PLANES];     /* of head 0 from `this` */
     size_t head_bytes[KVS__SIDES][KVS__PLANES]; /* from one head to the next */
 } kvs__seg;
 
 /* I1  Stored are the positions [lo, len) and [0, min(sinks, len)).
- * I2  grow: lo == 0; position p lies in the last segment with first <= p, at slot p - first.
+ * I2  grow: lo == 0; position p lies in the last segment with first <= p, at slot p - first. So a
+ *     segment ends where the next one begins, whatever its capacity; first is on the tile grid.
  * I3  ring: len - lo <= ring_cap; p >= lo lies at slot p mod ring_cap of seg[0], a sink below lo at
  *     slot p of seg[1]. Sinks are written to both, so seg[0] alone serves until it wraps over them.
- * I4  K tiles of a segment hold no uninitialised bytes where a token of the tile is stored. */
+ * I4  K tiles of a segment hold no uninitialised bytes where a token of the tile is stored.
+ * I5  Of the stores that share a segment at most one owns it. Only the owner writes there, and not
+ *     over pinned positions: all that a view or another store reads is pinned. Others get a segment
+ *     of their own first: grow starts one behind what is shared, a ring copies its (bounded) one.
+ * I6  paged (paged.c): position p lies at slot p mod block of block number b = p / block, which is
+ *     table[b] for b < n_sink, table[n_sink + b - front] beyond; all n_segs entries are blocks, those
+ *     from ceil(len / block) on are this store's alone. */
 typedef struct kvs__store {
     kvs__fmt fmt;
     kvs_layout layout;
@@ -60,9 +71,19 @@ typedef struct kvs__store {
     uint64_t first_cap; /* grow: capacity of the first segment */
     int64_t lo;
     int64_t len;
-    uint32_t n_segs;
+    uint32_t n_segs; /* paged: blocks */
     kvs__seg *seg[KVS__MAX_SEGS];
     int64_t first[KVS__MAX_SEGS]; /* grow: position at slot 0 */
+    bool owned[KVS__MAX_SEGS];
+    int64_t base; /* grow: where the ladder of segments began; past 0 behind a shared prefix */
+    /* paged */
+    struct kvs_pages *pages;
+    uint32_t block;   /* tokens of a block */
+    uint32_t shift;   /* of a block of 2^shift tokens; 0: divide */
+    uint64_t n_sink;  /* blocks with sinks, kept whatever the window */
+    uint64_t front;   /* number of the first block after those of the sinks, >= n_sink */
+    kvs__seg **table; /* [table_cap], n_segs in use */
+    uint64_t table_cap;
 } kvs__store;
 
 /* Fills side from a checked codec. */
@@ -96,11 +117,13 @@ void kvs__store_init(kvs__store *s, const kvs_layer_spec *spec, const kvs_codec 
 /* Bytes of all segments once n_tokens are held; false on overflow or past KVS__MAX_SEGS. */
 bool kvs__store_planned(const kvs__store *s, uint64_t n_tokens, size_t *bytes);
 size_t kvs__store_bytes(const kvs__store *s);
-/* Makes room for positions [at, at + n) and copies segments whose pinned slots they would write
- * over. On failure no segment was added; one may have been copied. */
+/* Makes room for positions [at, at + n), of its own where others read what would be written over
+ * (I5). A grow store, whose length is `at`, copies 15 tokens at most, but half of its segments when
+ * it has no more room in its list. On failure no segment was added; one may have been copied. */
 kvs_status kvs__store_reserve(kvs_ctx *ctx, kvs__store *s, int64_t at, uint64_t n, kvs_err *err);
-/* Gives up the segments from n_segs on, which hold no token. */
-void kvs__store_trim(kvs_ctx *ctx, kvs__store *s, uint32_t n_segs);
+/* Undoes a reserve: gives up the segments from n_segs on, which hold no token, and of a paged table
+ * what is beyond table_cap. */
+void kvs__store_trim(kvs_ctx *ctx, kvs__store *s, uint32_t n_segs, uint64_t table_cap);
 /* Counts n tokens as written; the room was reserved. */
 void kvs__store_advance(kvs__store *s, uint64_t n);
 /* Empty ring: continue at position `at`, everything before it (sinks apart) counts as dropped. */
@@ -115,13 +138,61 @@ bool kvs__store_holds(const kvs__store *s, int64_t pos);
  * positions), at most `most`. */
 uint64_t kvs__store_locate(const kvs__store *s, int64_t pos, uint64_t most, const kvs__seg **seg,
                            uint64_t *slot);
-/* Pins all that is stored: dst becomes an alias that shares the segments. */
-void kvs__store_pin(kvs__store *dst, kvs__store *src);
+/* Pins all that is stored: dst becomes an alias that shares the segments. On failure (paged: for
+ * the table) dst holds nothing. */
+kvs_status kvs__store_pin(kvs_ctx *ctx, kvs__store *dst, kvs__store *src, kvs_err *err);
+/* Room in dst (empty, same layout) for a transcode of src and `extra` tokens after it. */
+kvs_status kvs__store_reserve_like(kvs_ctx *ctx, kvs__store *dst, const kvs__store *src,
+                                   uint64_t extra, kvs_err *err);
+/* Does it drop old tokens: a ring, or paged with a window? */
+static inline bool kvs__store_slides(const kvs__store *s)
+{
+    return s->layout == KVS_LAYOUT_RING || (s->layout == KVS_LAYOUT_PAGED && s->window > 0);
+}
+/* dst becomes a store of its own that begins with the tokens of src below `len`, to which src can
+ * rewind: O(segments), copies nothing, allocates a paged table alone. On failure dst holds nothing. */
+kvs_status kvs__store_fork(kvs_ctx *ctx, kvs__store *dst, kvs__store *src, int64_t len,
+                           kvs_err *err);
+/* Drops all but a first segment that is wholly its own. */
+void kvs__store_empty(kvs_ctx *ctx, kvs__store *s);
 void kvs__seg_unref(kvs_ctx *ctx, kvs__seg *seg);
 /* A store of the same format for n tokens that follow those of s, apart from it (block reads).
  * Freed by kvs__store_drop. */
 kvs_status kvs__store_tail(kvs_ctx *ctx, const kvs__store *s, uint64_t n, kvs__store *out,
                            kvs_err *err);
+
+/* -- the paged layout (paged.c); kvs__store_* call these where layout is KVS_LAYOUT_PAGED */
+
+/* Blocks for n_tokens once more than the window has been appended; at the worst moment. */
+uint64_t kvs__paged_blocks(const kvs__store *s, uint64_t n_tokens);
+uint64_t kvs__paged_peak(const kvs__store *s, uint64_t n_tokens);
+/* An empty store made by kvs__store_init; pages may be NULL for a plan. */
+void kvs__paged_init(kvs__store *s, struct kvs_pages *pages, uint32_t block);
+bool kvs__paged_planned(const kvs__store *s, uint64_t n_tokens, size_t *bytes);
+size_t kvs__paged_bytes(const kvs__store *s);
+/* Nothing changes on failure. */
+kvs_status kvs__paged_reserve(kvs_ctx *ctx, kvs__store *s, int64_t at, uint64_t n, kvs_err *err);
+/* Gives up the blocks from n_segs on and what the table has beyond cap entries, cap >= n_segs. */
+void kvs__paged_give_back(kvs_ctx *ctx, kvs__store *s, uint32_t n_segs, uint64_t cap);
+void kvs__paged_advance(kvs__store *s, uint64_t n);
+void kvs__paged_jump(kvs__store *s, int64_t at);
+void kvs__paged_rewind(kvs__store *s, int64_t len);
+void kvs__paged_drop(kvs_ctx *ctx, kvs__store *s);
+/* dst becomes a store of the first n_tokens of src, sharing every block that holds one of them:
+ * O(blocks), no bytes of tokens move; who writes first to a shared block copies it. The caller made
+ * sure that src can be rewound to n_tokens. dst holds nothing on failure. */
+kvs_status kvs__paged_fork(kvs_ctx *ctx, const kvs__store *src, int64_t n_tokens, kvs__store *dst,
+                           kvs_err *err);
+/* Oldest position that a store keeps when it grows to len tokens. */
+int64_t kvs__paged_oldest(const kvs__store *s, int64_t len);
+/* Where the table has block number b, or NULL. */
+kvs__seg **kvs__paged_find(const kvs__store *s, uint64_t b);
+/* Room in the table for n blocks. */
+kvs_status kvs__paged_table(kvs_ctx *ctx, kvs__store *s, uint64_t n_blocks, kvs_err *err);
+/* Replaces what is held by references to these blocks, the sinks' first, then from number `first`
+ * on; the table has room. */
+void kvs__paged_adopt(kvs__store *s, kvs__seg *const *page, uint64_t n, uint64_t first, int64_t lo,
+                      int64_t len);
 
 /* -- writing (write.c) */
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* view.c: pinned reads. A view is an alias of a layer's stores that holds a reference to each
- * segment; the cache copies a segment before it writes over a pinned token (store.c). */
+ * segment; the cache copies a segment before it writes over a pinned token (store.c), and a block of
+ * a pool before it writes to it at all (paged.c). */
 #include "state/layer.h"
 
 struct kvs_view {
@@ -22,14 +23,26 @@ kvs_status kvs_view_new(kvs_cache *c, uint32_t layer, kvs_view **out, kvs_err *e
     if (kvs__layer_len(l) == 0) {
         return kvs__fail(err, KVS_E_STATE, "state", "layer %u holds no token", layer);
     }
+    st = kvs__layer_committed(l, kvs__layer_len(l), "view", err);
+    if (st != KVS_OK) {
+        return st;
+    }
     kvs_view *v = kvs__calloc(c->ctx, 1, sizeof *v);
     if (!v) {
         return kvs__nomem(err, "state", sizeof *v);
     }
     v->ctx = c->ctx;
     v->layer = *l;
-    kvs__store_pin(&v->layer.main, &l->main);
-    kvs__store_pin(&v->layer.early, &l->early);
+    st = kvs__store_pin(c->ctx, &v->layer.main, &l->main, err);
+    if (st != KVS_OK) {
+        kvs__free(c->ctx, v, sizeof *v);
+        return st;
+    }
+    st = kvs__store_pin(c->ctx, &v->layer.early, &l->early, err);
+    if (st != KVS_OK) {
+        kvs_view_free(v);
+        return st;
+    }
     *out = v;
     return KVS_OK;
 }
@@ -54,10 +67,10 @@ kvs_status kvs_view_get_info(const kvs_view *v, kvs_view_info *out)
     i.offset = s->len;
     i.end = s->len;
     int64_t window = (int64_t)s->window;
-    i.start = s->layout == KVS_LAYOUT_RING && s->len > window ? s->len - window : 0;
+    i.start = kvs__store_slides(s) && s->len > window ? s->len - window : 0;
     i.start = i.start > s->lo ? i.start : s->lo;
     i.n_sinks = (uint32_t)((int64_t)s->sinks < i.start ? (int64_t)s->sinks : i.start);
-    i.n_sinks = s->layout == KVS_LAYOUT_RING ? i.n_sinks : 0;
+    i.n_sinks = kvs__store_slides(s) ? i.n_sinks : 0;
     i.width = i.n_sinks + (uint64_t)(i.end - i.start);
     i.dtype = s->fmt.side[KVS__K].shape.dtype;
     return kvs__stats_write(out, &i, sizeof i);

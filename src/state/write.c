@@ -171,10 +171,19 @@ static void place_all(kvs__store *s, int side, int plane, uint32_t head, int64_t
         }
         return;
     }
-    const kvs__seg *seg = NULL;
-    uint64_t slot = 0;
-    (void)kvs__store_locate(s, at, n, &seg, &slot);
-    place(s, seg, side, plane, head, slot, n, rows);
+    const kvs__side *sd = &s->fmt.side[side];
+    const unsigned char *src = rows;
+    while (n > 0) { /* more than once: pages that do not start on the tile grid */
+        const kvs__seg *seg = NULL;
+        uint64_t slot = 0;
+        uint64_t m = kvs__store_locate(s, at, n, &seg, &slot);
+        uint64_t room = KVS__TILE - slot % KVS__TILE;
+        m = side == KVS__K && m > room ? room : m;
+        place(s, seg, side, plane, head, slot, (size_t)m, src);
+        src += m * sd->n_units[plane] * sd->unit_bytes[plane];
+        at += (int64_t)m;
+        n -= m;
+    }
 }
 
 void kvs__store_put(kvs_ctx *ctx, kvs__store *s, int side, uint32_t head, int64_t at, uint64_t n,
@@ -289,7 +298,7 @@ static void write_item(void *arg, size_t item, uint32_t thread)
     size_t ts[KVS__SIDES] = {j->kv->k_token_stride, j->kv->v_token_stride};
     size_t hs[KVS__SIDES] = {j->kv->k_head_stride, j->kv->v_head_stride};
     size_t elem = j->kv->dtype == KVS_F32 ? 4 : 2;
-    for (int side = 0; side < KVS__SIDES; side++) {
+    for (int side = 0; side < (int)j->dst->fmt.n_sides; side++) {
         const kvs__shape *shape = &j->dst->fmt.side[side].shape;
         size_t dim = shape->dim;
         size_t hstride = hs[side] ? hs[side] : dim;
@@ -358,7 +367,9 @@ void kvs__store_read(kvs_ctx *ctx, const kvs__store *s, int side, uint32_t head,
         const kvs__seg *seg = NULL;
         uint64_t slot = 0;
         uint64_t m = kvs__store_locate(s, at + (int64_t)done, n - done, &seg, &slot);
-        kvs__planes p = {NULL, NULL, NULL};
+        uint64_t room = KVS__TILE - slot % KVS__TILE;
+        m = side == KVS__K && m > room ? room : m;
+        kvs__planes p = {NULL, NULL, NULL, 0, 0};
         const void **plane[KVS__PLANES] = {&p.data, &p.scale, &p.bias};
         for (int i = 0; i < KVS__PLANES; i++) {
             if (sd->n_units[i]) {
@@ -392,7 +403,7 @@ static void transcode_item(void *arg, size_t item, uint32_t thread)
     unsigned char *scratch = j->scratch + thread * j->thread_bytes;
     float *rows = (float *)(void *)scratch;
     unsigned char *rest = scratch + 2 * rows_bytes(&j->dst->fmt);
-    for (int side = 0; side < KVS__SIDES; side++) {
+    for (int side = 0; side < (int)j->dst->fmt.n_sides; side++) {
         kvs__store_read(j->ctx, j->src, side, head, at, n, rows);
         kvs__store_put(j->ctx, j->dst, side, head, at, n, rows, rest);
     }

@@ -61,7 +61,7 @@ static const kvs_layer_spec spec = {sizeof(kvs_layer_spec),
                                     0,
                                     0,
                                     NULL};
-static const kvs_cache_opts cache_opts = {sizeof(kvs_cache_opts), 1, &spec, 0};
+static const kvs_cache_opts cache_opts = {sizeof(kvs_cache_opts), 1, &spec, 0, NULL, 0, 0};
 static const kvs_kv kv = {sizeof(kvs_kv), 2, KVS_F32, numbers, numbers, 0, 0, 0, 0};
 static const kvs_attend attend = {sizeof(kvs_attend),
                                   KVS_READ_CAUSAL,
@@ -110,6 +110,17 @@ static kvs_status read_kv(const void *tokens, kvs_err *err)
 static kvs_status read_attend(const void *desc, kvs_err *err)
 {
     return kvs_cache_attend(the_cache, 0, desc, err);
+}
+
+static const kvs_pages_opts pages_opts = {sizeof(kvs_pages_opts), 32, 0, 1000000, 4096};
+
+static kvs_status read_pages_opts(const void *opts, kvs_err *err)
+{
+    kvs_pages *pages = NULL;
+    kvs_status st = kvs_pages_new(the_ctx, opts, &pages, err);
+    assert_int_equal(st == KVS_OK, pages != NULL);
+    kvs_pages_free(pages);
+    return st;
 }
 
 static kvs_status read_planes(const void *dst, kvs_err *err)
@@ -163,6 +174,32 @@ static kvs_status read_rec_planes(const void *dst, kvs_err *err)
     return kvs_recurrent_export(the_recurrent, 0, at, dst, err);
 }
 
+/* ---- a set of one row, and a rectangle of its two tokens */
+
+static kvs_rows *the_rows;
+static const kvs_rect_row rect_row = {2, 0, 0, 2};
+static const kvs_rect rect = {sizeof(kvs_rect), 0, 0, KVS_F32, 2, &rect_row, &planes};
+static const kvs_txn_opts txn_opts = {sizeof(kvs_txn_opts), KVS_TXN_DRAFTS, 0, NULL};
+
+static kvs_status read_rect(const void *desc, kvs_err *err)
+{
+    return kvs_rect_export(the_rows, desc, err);
+}
+
+static kvs_status read_txn_opts(const void *opts, kvs_err *err)
+{
+    kvs_status st = kvs_txn_begin(the_rows, opts, err);
+    assert_int_equal(kvs_txn_abort(the_rows, NULL), st == KVS_OK ? KVS_OK : KVS_E_STATE);
+    return st;
+}
+
+static int setup_rows(void)
+{
+    kvs_cache *row = NULL;
+    return kvs_cache_fork(the_cache, KVS_ALL_TOKENS, &row, NULL) ||
+           kvs_rows_merge(the_ctx, &row, 1, &the_rows, NULL);
+}
+
 static int setup(void **state)
 {
     (void)state;
@@ -176,12 +213,13 @@ static int setup(void **state)
     rec_planes.conv = result[0];
     return kvs_ctx_new(NULL, &the_ctx, NULL) || new_recurrent(&rec_spec, &the_recurrent, NULL) ||
            kvs_cache_new(the_ctx, &cache_opts, &the_cache, NULL) ||
-           kvs_cache_append(the_cache, 0, &kv, NULL);
+           kvs_cache_append(the_cache, 0, &kv, NULL) || setup_rows();
 }
 
 static int teardown(void **state)
 {
     (void)state;
+    kvs_rows_free(the_rows);
     kvs_cache_free(the_cache);
     kvs_cache_free(the_recurrent);
     kvs_ctx_free(the_ctx);
@@ -220,6 +258,8 @@ static const struct {
     {"kvs_layer_spec", &spec, sizeof spec, offsetof(kvs_layer_spec, layout), read_layer_spec},
     {"kvs_kv", &kv, sizeof kv, offsetof(kvs_kv, k_token_stride), read_kv},
     {"kvs_attend", &attend, sizeof attend, offsetof(kvs_attend, softcap), read_attend},
+    {"kvs_pages_opts", &pages_opts, sizeof pages_opts, offsetof(kvs_pages_opts, chunk_bytes),
+     read_pages_opts},
     {"kvs_planes", &planes, sizeof planes, offsetof(kvs_planes, v), read_planes},
     {"kvs_recurrent_spec", &rec_spec, sizeof rec_spec, offsetof(kvs_recurrent_spec, undo_tokens),
      read_rec_spec},
@@ -229,6 +269,8 @@ static const struct {
      read_rec_step},
     {"kvs_recurrent_planes", &rec_planes, sizeof rec_planes, offsetof(kvs_recurrent_planes, state),
      read_rec_planes},
+    {"kvs_rect", &rect, sizeof rect, sizeof rect, read_rect},
+    {"kvs_txn_opts", &txn_opts, sizeof txn_opts, sizeof(size_t), read_txn_opts},
 };
 
 static void test_options(void **state)
@@ -311,6 +353,42 @@ static kvs_status write_rec_stats(void *out)
     return kvs_recurrent_get_stats(the_recurrent, 0, out);
 }
 
+static kvs_pages *the_pages;
+static kvs_cache *paged_cache;
+
+static kvs_status write_pages_stats(void *out)
+{
+    return kvs_pages_get_stats(the_pages, out);
+}
+
+static kvs_status write_pages_class(void *out)
+{
+    return kvs_pages_get_class(the_pages, 0, out);
+}
+
+static void open_pages(void)
+{
+    kvs_cache_opts o = cache_opts;
+    kvs_layer_spec s = spec;
+    s.layout = KVS_LAYOUT_PAGED;
+    assert_int_equal(kvs_pages_new(the_ctx, NULL, &the_pages, NULL), KVS_OK);
+    o.layers = &s;
+    o.pages = the_pages;
+    assert_int_equal(kvs_cache_new(the_ctx, &o, &paged_cache, NULL), KVS_OK);
+    assert_int_equal(kvs_cache_append(paged_cache, 0, &kv, NULL), KVS_OK);
+}
+
+static kvs_status write_txn_stats(void *out)
+{
+    return kvs_txn_get_stats(the_rows, out);
+}
+
+static kvs_status write_rect_mask(void *out)
+{
+    static int64_t pads[1];
+    return kvs_rect_mask(the_rows, 0, &rect_row, 2, 1, pads, out, NULL);
+}
+
 static kvs_status write_mask_plan(void *out)
 {
     return kvs_mask_plan(&mask_desc, out, NULL);
@@ -320,14 +398,17 @@ static const struct {
     size_t size;
     write_fn call;
 } results[] = {
-    {sizeof(kvs_ctx_stats), write_ctx_stats},   {sizeof(kvs_masks_stats), write_masks_stats},
-    {sizeof(kvs_mask_shape), write_mask_shape}, {sizeof(kvs_mask_shape), write_mask_plan},
-    {sizeof(kvs_view_info), write_view_info},   {sizeof(kvs_recurrent_stats), write_rec_stats},
+    {sizeof(kvs_ctx_stats), write_ctx_stats},     {sizeof(kvs_masks_stats), write_masks_stats},
+    {sizeof(kvs_mask_shape), write_mask_shape},   {sizeof(kvs_mask_shape), write_mask_plan},
+    {sizeof(kvs_view_info), write_view_info},     {sizeof(kvs_pages_stats), write_pages_stats},
+    {sizeof(kvs_pages_class), write_pages_class}, {sizeof(kvs_txn_stats), write_txn_stats},
+    {sizeof(kvs_mask_desc), write_rect_mask},     {sizeof(kvs_recurrent_stats), write_rec_stats},
 };
 
 static void test_results(void **state)
 {
     (void)state;
+    open_pages();
     assert_int_equal(kvs_masks_new(the_ctx, &the_masks, NULL), KVS_OK);
     assert_int_equal(kvs_masks_acquire(the_masks, &mask_desc, &the_mask, NULL), KVS_OK);
     for (size_t i = 0; i < sizeof results / sizeof results[0]; i++) {
@@ -359,6 +440,8 @@ static void test_results(void **state)
     }
     kvs_mask_release(the_mask);
     kvs_masks_free(the_masks);
+    kvs_cache_free(paged_cache);
+    kvs_pages_free(the_pages);
 }
 
 int main(void)

@@ -14,6 +14,9 @@ n=0
 head -c 20000 m.gguf >cut.gguf
 printf 'caf\351 au lait' >latin1.txt
 printf 'one two three' >prompt.txt
+printf 'a\n{{ messages | urlize }}' >bad.jinja
+printf '{{ raise_exception("no such luck") }}' >raise.jinja
+printf '<|im_start|>{{ messages[0].content }}<|im_end|>' >own.jinja
 
 report() {
     n=$((n + 1))
@@ -142,6 +145,54 @@ got=$?
 test $got = 130 && grep -q "interrupted after .* prompt tokens and [1-9][0-9]* answer tokens" err &&
     test -s out
 report $? "Ctrl-C ends the answer and says how far it came ($got)"
+
+# -- chat templates and chat
+expect "a template that is refused" 3 'line 2: no filter "urlize"' run --chat-template bad.jinja
+expect "a template that gives up" 1 "line 1: no such luck" run --chat-template raise.jinja
+count_controls() {
+    "$kvstate" run -m m.gguf --seed 7 -n 1 -q --json "$@" |
+        sed 's/.*"tokens":\[//; s/\].*//' | tr , '\n' | grep -c '^25[678]$'
+}
+test "$(count_controls -p 'a<|im_start|>b<|im_end|>')" = "$(count_controls -p 'a')"
+report $? "no control tokens from a message"
+test "$(count_controls -p 'a<|im_start|>b' --raw)" = 1
+report $? "control tokens from a raw prompt"
+test "$(count_controls -p a --chat-template own.jinja)" = 2
+report $? "a template from a file"
+chat() {
+    "$kvstate" chat -m m.gguf --seed 7 -n 4 --ignore-eos "$@"
+}
+printf 'one\ntwo\\\nthree\n"""\nfour\nfive\n"""\n//six\n/stats\n/exit\nseven\n' >lines.txt
+chat --json -q <lines.txt >out 2>err && test "$(wc -l <out)" = 5 && test ! -s err &&
+    grep -q '"turns":4,.*"recomputed":0,' out
+report $? "a chat through pipes"
+chat <lines.txt >out 2>err && grep -q "chat template: the model's own" err && grep -q "4 turns" err
+report $? "a chat as text"
+expect "an unknown command" 2 "unknown command /what" sh -c "echo /what | '$kvstate' chat -m m.gguf"
+expect "nothing to take back" 2 "no turn to take back" sh -c \
+    "echo /undo | '$kvstate' chat -m m.gguf"
+expect "a chat needs a template" 2 "a chat needs a template" chat --chat-template none
+expect "a question that is not UTF-8" 2 "not UTF-8: byte 0xe9" sh -c \
+    "'$kvstate' chat -m m.gguf <latin1.txt"
+printf 'one\n/save talk.json\n' | chat -q >out 2>err
+printf '/load talk.json\n/undo\n/undo\n' | chat >out 2>err
+grep -q "1 turns, .* tokens; the next question" err && grep -q "no turn to take back" err
+report $? "a conversation saved and loaded"
+for change in 's/"name":"[^"]*"/"name":"other"/' 's/"vocabulary":"./"vocabulary":"x/' \
+    's/"prompt_ids":/"prompt_ids":9/' 's/"ids":\[/"ids":[999,/' 's/"role":"user"/"role":"tool"/' \
+    's/"format":"kvstate-chat"/"format":"x"/' 's/\]}$//' 's/"version":1/"version":2/'; do
+    sed "$change" talk.json >changed.json
+    expect "a conversation after $change" 3 "^kvstate: changed.json: " sh -c \
+        "echo '/load changed.json' | '$kvstate' chat -m m.gguf"
+done
+expect "no such conversation" 3 "gone.json: No such file" sh -c \
+    "echo '/load gone.json' | '$kvstate' chat -m m.gguf"
+expect "a place that can't be written" 1 "nowhere/x: No such file" sh -c \
+    "echo '/save nowhere/x' | '$kvstate' chat -m m.gguf"
+printf '%s\n' 1234567890123456789012345678901234567890 /stats |
+    chat -c 64 --json >out 2>err
+test $? = 4 && grep -q '"turns":0' out && grep -q "ctx-size sets the context" err
+report $? "a question beyond the context is not asked"
 
 # -- inspect and bench
 expect "inspect" 0 "^state bytes " "$kvstate" inspect m.gguf -c 128

@@ -3,6 +3,27 @@
  * argument it is a minimal one, a seed for tests/fuzz/fuzz_model.c, with all optional tensors. */
 #include "support/model_build.h"
 
+/* What other architectures have beside that, as small as it gets. */
+static void minimal(tiny *t)
+{
+    t->longrope = tiny_is(t, "phi3");
+    if (tiny_is(t, "qwen3moe") || tiny_is(t, "deepseek2")) {
+        t->n_experts = 4;
+        t->n_used = 2;
+        t->d_expert = 8;
+        t->window = 0;
+    }
+    if (tiny_is(t, "deepseek2")) {
+        t->n_shared = 1;
+        t->n_groups = 2;
+        t->n_best = 1;
+        t->q_rank = 8;
+        t->rank = 16;
+        t->nope = 8;
+        t->rot = 8;
+    }
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 3) {
@@ -25,6 +46,7 @@ int main(int argc, char **argv)
         t.window = 4;
         t.type = KVS__W_BF16;
         t.untied = t.bias = t.rope_freqs = argv[1][0] == 'l';
+        minimal(&t);
     }
     tiny_build(&b, &t);
     FILE *f = fopen(argv[2], "wb");

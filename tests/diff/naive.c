@@ -124,7 +124,7 @@ void model_rewind(model *m, uint64_t n)
 
 bool model_may_miss(const model *m, int64_t pos)
 {
-    if (m->spec.layout == KVS_LAYOUT_GROW) {
+    if (m->spec.layout == KVS_LAYOUT_GROW || m->spec.window == 0) {
         return false;
     }
     int64_t block = m->spec.max_block ? (int64_t)m->spec.max_block : 1;
@@ -133,9 +133,8 @@ bool model_may_miss(const model *m, int64_t pos)
     return kept > (int64_t)m->spec.sinks && pos - (int64_t)m->spec.window + 1 < kept;
 }
 
-static void naive_hadamard(float *x, uint32_t dim)
+static void naive_turn(float *x, uint32_t dim, uint32_t block)
 {
-    uint32_t block = dim & (0u - dim);
     float scale = 1.0f;
     for (uint32_t b = block; b > 1; b /= 4) {
         scale *= b == 2 ? 0x1.6a09e6p-1f : 0.5f;
@@ -155,6 +154,11 @@ static void naive_hadamard(float *x, uint32_t dim)
     for (uint32_t i = 0; i < dim; i++) {
         x[i] *= scale;
     }
+}
+
+static void naive_hadamard(float *x, uint32_t dim)
+{
+    naive_turn(x, dim, dim & (0u - dim));
 }
 
 /* What attention reads for a row, in the domain it is stored in. */
@@ -185,7 +189,7 @@ static kvs_codec codec_of(const model *m, int side)
 
 void model_convert(model *m, const kvs_codec *k, const kvs_codec *v)
 {
-    for (int side = 0; m->converted && side < 2; side++) {
+    for (int side = 0; m->converted && side < (m->spec.kind == KVS_LAYER_LATENT ? 1 : 2); side++) {
         kvs_codec c = codec_of(m, side);
         uint32_t dim = dim_of(m, side);
         float out[1024];
@@ -198,7 +202,9 @@ void model_convert(model *m, const kvs_codec *k, const kvs_codec *v)
         }
     }
     m->spec.k = *k;
-    m->spec.v = *v;
+    if (m->spec.kind != KVS_LAYER_LATENT) {
+        m->spec.v = *v;
+    }
 }
 
 bool model_sees(const model *m, const kvs_attend *d, uint32_t query, int64_t key)
@@ -246,6 +252,9 @@ static const float *value_at(reading *r, bool dense, int side, int64_t pos)
 {
     const model *m = r->m;
     uint32_t dim = dim_of(m, side);
+    if (side == 1 && m->spec.kind == KVS_LAYER_LATENT) {
+        return value_at(r, dense, 0, pos); /* its first v_dim elements */
+    }
     float *out = r->row[dense][side] + (size_t)pos * dim;
     if (r->have[dense][side][pos]) {
         return out;
@@ -365,8 +374,11 @@ static void attend_row(reading *r, uint32_t query, uint32_t q_head, const float 
     for (uint32_t i = 0; i < m->spec.v_dim; i++) {
         out[i] = t.l == 0.0f ? 0.0f : t.acc[i] / t.l;
     }
-    if (!dense && m->spec.v.bits && m->spec.v.rotate) {
-        naive_hadamard(out, m->spec.v_dim);
+    bool latent = m->spec.kind == KVS_LAYER_LATENT;
+    const kvs_codec *v = latent ? &m->spec.k : &m->spec.v;
+    uint32_t whole = latent ? m->spec.k_dim : m->spec.v_dim;
+    if (!dense && v->bits && v->rotate) {
+        naive_turn(out, m->spec.v_dim, whole & (0u - whole));
     }
     for (uint32_t i = 0; i < m->spec.v_dim; i++) {
         out[i] = out[i] != out[i] ? kvs__f32_bits(0x7fc00000u) : out[i];

@@ -12,6 +12,8 @@
 #include "base/half.h"
 #include "diff/naive.h"
 #include "diff/ops_heap.h"
+#include "diff/ops_paged.h"
+#include "diff/ops_planes.h"
 
 #define MAX_LAYERS 3
 #define MAX_VIEWS  2
@@ -23,7 +25,11 @@ typedef struct run {
     heap heap;
     kvs_ctx *ctx;   /* the cache's, with the failing heap */
     kvs_ctx *plain; /* the model's codec calls */
+    kvs_pages *pages;
+    bool limited; /* the pool has a limit, so a call may be refused */
     kvs_cache *cache;
+    kvs_cache *fork; /* of one paged layer */
+    model at_fork;
     uint32_t n_layers;
     kvs_layer_spec spec[MAX_LAYERS];
     model model[MAX_LAYERS];
@@ -99,6 +105,22 @@ static kvs_codec draw_codec(run *r, uint32_t dim)
     return c;
 }
 
+/* One of the key: in a latent layer the value must not cut a rotated block. */
+static kvs_codec draw_row_codec(run *r, const kvs_layer_spec *s)
+{
+    kvs_codec k = draw_codec(r, s->k_dim);
+    uint32_t block = s->k_dim & (0u - s->k_dim);
+    if (s->kind == KVS_LAYER_LATENT && s->v_dim % block != 0) {
+        k.rotate = 0;
+    }
+    return k;
+}
+
+static bool latent(const kvs_layer_spec *s)
+{
+    return s->kind == KVS_LAYER_LATENT;
+}
+
 static void draw_spec(run *r, kvs_layer_spec *s)
 {
     static const uint32_t dims[] = {16, 24, 32, 64, 64, 96, 128};
@@ -109,19 +131,30 @@ static void draw_spec(run *r, kvs_layer_spec *s)
     s->v_dim = dims[pick(r, KVS_COUNT(dims))];
     s->k = draw_codec(r, s->k_dim);
     s->v = draw_codec(r, s->v_dim);
-    uint32_t kind = pick(r, 4);
+    uint32_t kind = pick(r, 7);
     s->layout = kind >= 2 ? KVS_LAYOUT_RING : KVS_LAYOUT_GROW;
+    if (kind >= 4) { /* paged: without a window, with one */
+        s->layout = KVS_LAYOUT_PAGED;
+        kind = kind == 4 ? 0 : 2;
+    }
     uint32_t size = pick(r, 8); /* most are small, some cross chunks and segments */
     s->window = kind == 0 ? 0 : 1 + pick(r, 60) + (size == 0 ? 230 : 0);
     s->sinks = kind == 0 ? 0 : pick(r, 8) * pick(r, 4) + (size == 1 ? 250 : 0);
     s->max_block = kind >= 2 ? pick(r, 40) + (size == 2 ? 270 : 0) : 0;
     s->dense_until = pick(r, 3) == 0 ? pick(r, 40) + (size == 3 ? 240 : 0) : 0;
     s->dense_dtype = (kvs_dtype)pick(r, 3);
+    if (pick(r, 5) == 0) {
+        s->kind = KVS_LAYER_LATENT;
+        s->n_kv_heads = 1;
+        s->v_dim = s->k_dim - 8 * pick(r, (s->k_dim - 8) / 8);
+        s->k = draw_row_codec(r, s);
+        s->v = init.v;
+    }
 }
 
 static uint32_t max_block(const kvs_layer_spec *s)
 {
-    if (s->layout == KVS_LAYOUT_RING) {
+    if (s->layout == KVS_LAYOUT_RING || (s->layout == KVS_LAYOUT_PAGED && s->window)) {
         return s->max_block ? s->max_block : 1;
     }
     return MAX_BLOCK;
@@ -139,6 +172,10 @@ static int after_op(run *r)
         CHECK(kvs_ctx_get_stats(r->ctx, &s) == KVS_OK, "stats");
         CHECK(s.live_bytes == r->heap.live, "live bytes");
     }
+    kvs_pages_stats p = KVS_PAGES_STATS_INIT;
+    CHECK(kvs__pages_check(r->pages), "the pool's invariants");
+    CHECK(kvs_pages_get_stats(r->pages, &p) == KVS_OK, "pool stats");
+    CHECK(p.max_bytes == 0 || p.peak_bytes <= p.max_bytes, "the pool's limit");
     return 0;
 }
 
@@ -147,10 +184,11 @@ static bool failed_as_told(run *r, kvs_status st)
 {
     bool f = r->heap.failed;
     r->heap.failed = false;
-    if (f) {
+    bool full = r->limited && st == KVS_E_LIMIT;
+    if (f || full) {
         r->stats->refused++;
     }
-    return f && st == KVS_E_NOMEM;
+    return full || (f && st == KVS_E_NOMEM);
 }
 
 static void fill(run *r, float *x, size_t n, bool odd)
@@ -173,7 +211,7 @@ static int append_block(run *r, uint32_t layer, uint32_t n, bool odd, uint32_t r
     kvs_kv kv = KVS_KV_INIT;
     kv.n_tokens = n;
     kv.k = r->k;
-    kv.v = r->v;
+    kv.v = latent(&m->spec) ? NULL : r->v;
     if (reserve < 2) {
         kvs_status st = kvs_cache_reserve(r->cache, reserve ? layer : KVS_ALL_LAYERS, n, NULL);
         CHECK(st == KVS_OK || st == KVS_E_LIMIT || failed_as_told(r, st), "reserve");
@@ -369,7 +407,7 @@ static int op_block(run *r, uint32_t layer)
     kvs_kv kv = KVS_KV_INIT;
     kv.n_tokens = d.n_queries;
     kv.k = r->k;
-    kv.v = r->v;
+    kv.v = latent(&m->spec) ? NULL : r->v;
     d.mode = KVS_READ_BLOCK;
     d.block = &kv;
     kvs_status st = kvs_cache_attend(r->cache, layer, &d, NULL);
@@ -458,12 +496,87 @@ static int op_view(run *r, uint32_t layer)
     return 0;
 }
 
+static void drop_fork(run *r)
+{
+    if (r->fork) {
+        kvs_cache_free(r->fork);
+        model_free(&r->at_fork);
+        r->fork = NULL;
+    }
+}
+
+static int fork_new(run *r, uint32_t layer)
+{
+    model *m = &r->model[layer];
+    uint64_t back = pick(r, 2) ? pick(r, 40) : 0;
+    bool dense = m->spec.dense_until > 0 && m->len - (int64_t)back <= m->spec.dense_until;
+    if (m->spec.layout != KVS_LAYOUT_PAGED || m->len <= (int64_t)back ||
+        kvs_cache_can_rewind(r->cache, layer, back) != KVS_OK || (dense && m->converted)) {
+        return 0;
+    }
+    r->fork = ops_fork(r->ctx, r->pages, r->cache, layer, m->len - (int64_t)back);
+    if (failed_as_told(r, r->fork ? KVS_OK : KVS_E_NOMEM)) {
+        return 0;
+    }
+    CHECK(r->fork, "fork");
+    copy_model(&r->at_fork, m);
+    model_rewind(&r->at_fork, back);
+    return 0;
+}
+
+/* Reads a fork, goes on with it, and reads it again: the parent's writes must not show. */
+static int op_fork(run *r, uint32_t layer)
+{
+    if (!r->fork) {
+        return fork_new(r, layer);
+    }
+    model *m = &r->at_fork;
+    for (int turn = 0; turn < 2; turn++) {
+        kvs_attend d;
+        float sinks[64];
+        draw_read(r, m, &d, sinks);
+        d.n_queries = 1;
+        CHECK(kvs_cache_length(r->fork, 0) == m->len, "length of the fork");
+        kvs_status st = kvs_cache_attend(r->fork, 0, &d, NULL);
+        d.q_pos = m->len - 1;
+        bool done = false;
+        if (judge_read(r, m, &d, st, &done) || done) {
+            return done ? 0 : 1;
+        }
+        model_attend(m, &d, r->q, NULL, NULL, r->want);
+        if (compare(r, r->got, r->want, (size_t)d.n_q_heads * m->spec.v_dim, "fork")) {
+            return 1;
+        }
+        uint32_t most = max_block(&m->spec);
+        uint32_t n = 1 + pick(r, most > 30 ? 30 : most);
+        if (turn > 0 || m->len + n > MODEL_MAX_TOKENS) {
+            break;
+        }
+        fill(r, r->k, (size_t)n * m->spec.n_kv_heads * m->spec.k_dim, false);
+        fill(r, r->v, (size_t)n * m->spec.n_kv_heads * m->spec.v_dim, false);
+        kvs_kv kv = KVS_KV_INIT;
+        kv.n_tokens = n;
+        kv.k = r->k;
+        kv.v = r->v;
+        st = kvs_cache_append(r->fork, 0, &kv, NULL);
+        if (failed_as_told(r, st)) {
+            continue;
+        }
+        CHECK(st == KVS_OK, "append to a fork");
+        model_append(m, n, r->k, r->v);
+    }
+    if (pick(r, 3) == 0) {
+        drop_fork(r);
+    }
+    return 0;
+}
+
 static int op_convert(run *r, uint32_t layer)
 {
     model *m = &r->model[layer]; /* keeps what a ring dropped: the live tokens are the same */
-    kvs_codec k = draw_codec(r, m->spec.k_dim);
-    kvs_codec v = draw_codec(r, m->spec.v_dim);
-    kvs_status st = kvs_cache_convert(r->cache, layer, &k, &v, NULL);
+    kvs_codec k = draw_row_codec(r, &m->spec);
+    kvs_codec v = latent(&m->spec) ? m->spec.v : draw_codec(r, m->spec.v_dim);
+    kvs_status st = kvs_cache_convert(r->cache, layer, &k, latent(&m->spec) ? NULL : &v, NULL);
     if (failed_as_told(r, st)) {
         return 0;
     }
@@ -476,46 +589,12 @@ static int op_convert(run *r, uint32_t layer)
     return 0;
 }
 
-typedef struct planes_buf {
-    kvs_planes p;
-    size_t bytes[6];
-} planes_buf;
-
-static void planes_alloc(planes_buf *b, const kvs_layer_spec *s, bool dense, uint64_t n)
-{
-    kvs_planes init = KVS_PLANES_INIT;
-    b->p = init;
-    for (int side = 0; side < 2; side++) {
-        kvs_codec c = side ? s->v : s->k;
-        if (dense) {
-            c = (kvs_codec){0, 0, 0, s->dense_dtype};
-        }
-        size_t dim = side ? s->v_dim : s->k_dim;
-        size_t eb = c.dtype == KVS_F32 ? 4 : 2;
-        void **p = side ? b->p.v : b->p.k;
-        size_t rows = (size_t)n * s->n_kv_heads;
-        b->bytes[side * 3] = rows * (c.bits ? dim * c.bits / 8 : dim * eb);
-        b->bytes[side * 3 + 1] = c.bits ? rows * (dim / c.group) * eb : 0;
-        b->bytes[side * 3 + 2] = b->bytes[side * 3 + 1];
-        for (int i = 0; i < 3; i++) {
-            p[i] = b->bytes[side * 3 + i] ? malloc(b->bytes[side * 3 + i]) : NULL;
-        }
-    }
-}
-
-static void planes_free(planes_buf *b)
-{
-    for (int i = 0; i < 3; i++) {
-        free(b->p.k[i]);
-        free(b->p.v[i]);
-    }
-}
-
 /* Draws n rows into r->k and r->v and encodes them as the layer would: the planes of an import. */
 static kvs_status draw_planes(run *r, const kvs_layer_spec *spec, bool dense, uint32_t n,
                               planes_buf *out)
 {
     kvs_layer_spec s = KVS_LAYER_SPEC_INIT;
+    s.kind = spec->kind;
     s.n_kv_heads = spec->n_kv_heads;
     s.k_dim = spec->k_dim;
     s.v_dim = spec->v_dim;
@@ -531,7 +610,7 @@ static kvs_status draw_planes(run *r, const kvs_layer_spec *spec, bool dense, ui
     kvs_kv kv = KVS_KV_INIT;
     kv.n_tokens = n;
     kv.k = r->k;
-    kv.v = r->v;
+    kv.v = latent(&s) ? NULL : r->v;
     kvs_status st = kvs_cache_new(r->plain, &o, &c, NULL);
     st = st == KVS_OK ? kvs_cache_append(c, 0, &kv, NULL) : st;
     st = st == KVS_OK ? kvs_cache_export(c, 0, 0, n, &out->p, NULL) : st;
@@ -544,7 +623,7 @@ static int op_import(run *r, uint32_t layer)
 {
     model *m = &r->model[layer];
     int64_t until = (int64_t)m->spec.dense_until;
-    bool ring = m->spec.layout == KVS_LAYOUT_RING;
+    bool ring = max_block(&m->spec) != MAX_BLOCK;
     uint32_t most = max_block(&m->spec);
     uint32_t n = 1 + pick(r, most > 40 ? 40 : most);
     int64_t gap = ring && m->len >= (int64_t)m->spec.sinks ? (int64_t)pick(r, 80) : 0;
@@ -620,6 +699,7 @@ static int op_copy(run *r, uint32_t layer)
     kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
     o.n_layers = 1;
     o.layers = &m->spec;
+    o.block_tokens = kvs__pages_block(r->pages);
     kvs_cache *c = NULL;
     kvs_status st = kvs_cache_export(r->cache, layer, oldest, n, &a.p, NULL);
     CHECK(st == KVS_OK, kvs_status_name(st));
@@ -658,7 +738,7 @@ static int op_clear(run *r)
 
 static int one_op(run *r)
 {
-    uint32_t kind = pick(r, 40);
+    uint32_t kind = pick(r, 43);
     uint32_t layer = pick(r, r->n_layers);
     if (kind < 12) {
         return op_append(r, layer);
@@ -668,6 +748,9 @@ static int one_op(run *r)
     }
     if (kind == 33) {
         return op_rewind_all(r);
+    }
+    if (kind >= 40) {
+        return op_fork(r, layer);
     }
     if (kind > 33) {
         return kind < 36 ? op_import(r, layer) : op_step(r, layer);
@@ -716,6 +799,14 @@ static bool start(run *r, uint32_t tiers_off, uint32_t n_threads)
     c.n_layers = r->n_layers;
     c.layers = r->spec;
     c.reserve_tokens = pick(r, 3) == 0 ? pick(r, 200) : 0;
+    uint32_t tight = pick(r, 6) == 0 ? 1 + pick(r, 255) : 0;
+    uint32_t size = pick(r, 8);
+    r->pages = ops_pool(r->ctx, size, pick(r, 64), tight);
+    r->limited = tight > 0;
+    c.pages = r->pages;
+    if (!r->pages) {
+        return false;
+    }
     kvs_err err = {KVS_OK, 0, "", ""};
     if (kvs_cache_new(r->ctx, &c, &r->cache, &err) != KVS_OK) {
         (void)fprintf(stderr, "cache: %s\n", err.msg);
@@ -732,7 +823,9 @@ static int finish(run *r, int bad)
     for (uint32_t i = 0; i < MAX_VIEWS; i++) {
         drop_view(r, i);
     }
+    drop_fork(r);
     kvs_cache_free(r->cache);
+    kvs_pages_free(r->pages);
     for (uint32_t i = 0; i < r->n_layers; i++) {
         if (r->model[i].in[0]) {
             model_free(&r->model[i]);

@@ -14,6 +14,7 @@
 #include <stdio.h>
 
 #include "base/half.h"
+#define RIG_PAGED
 #include "diff/naive.h"
 #include "support/cache_rig.h"
 
@@ -608,8 +609,10 @@ static void test_rewound_nan(void **state)
     kvs_ctx_free(ctx);
 }
 
-int main(void)
+/* usage: test_cache_read [block]: paged layers in blocks of so many tokens */
+int main(int argc, char **argv)
 {
+    rig_block = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : 0;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shapes),       cmocka_unit_test(test_poison),
         cmocka_unit_test(test_ring_is_grow), cmocka_unit_test(test_strides_and_dtypes),

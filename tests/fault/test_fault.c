@@ -11,6 +11,7 @@
 #include <cmocka.h>
 #include <stdio.h>
 
+#define RIG_PAGED
 #include "support/cache_rig.h"
 #include "support/fail_alloc.h"
 
@@ -100,6 +101,50 @@ static kvs_status delayed_pinned(rig *r)
     return st == KVS_OK ? kvs_cache_rewind(r->c, 0, 5, NULL) : st;
 }
 
+/* Layer 0 paged, in blocks of 64 tokens, each an allocation. */
+static kvs_status start_paged(rig *r, kvs_layer_spec s, uint32_t n, uint32_t block)
+{
+    kvs_layer_spec two[2] = {rig_as_paged(s), base_spec()};
+    kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
+    kvs_pages_opts p = KVS_PAGES_OPTS_INIT;
+    p.chunk_bytes = 1;
+    o.n_layers = 2;
+    o.layers = two;
+    rig_must(kvs_pages_new(r->ctx, &p, &o.pages, NULL));
+    rig_must(kvs_cache_new(r->ctx, &o, &r->c, NULL));
+    kvs_pages_free(o.pages); /* the cache keeps it */
+    rig_fill(r->c, 0, n, block, 3);
+    rig_fill(r->c, 1, 20, 20, 4);
+    return KVS_OK;
+}
+
+static kvs_status paged_64(rig *r)
+{
+    return start_paged(r, base_spec(), 64, 64);
+}
+
+static kvs_status paged_pinned(rig *r)
+{
+    return pin(r, start_paged(r, base_spec(), 100, 100));
+}
+
+static kvs_status paged_window(rig *r)
+{
+    return start_paged(r, rig_ring(base_spec(), 20, 3, 8), 64, 8);
+}
+
+static kvs_status paged_spare(rig *r)
+{
+    return start_paged(r, rig_ring(base_spec(), 20, 3, 8), 0, 8);
+}
+
+static kvs_status paged_delayed(rig *r)
+{
+    kvs_layer_spec s = base_spec();
+    s.dense_until = 30;
+    return start_paged(r, s, 28, 28);
+}
+
 static kvs_status with_planes(rig *r, kvs_status st)
 {
     size_t bytes = 0;
@@ -115,6 +160,11 @@ static kvs_status grow_256_planes(rig *r)
 static kvs_status ring_pinned_planes(rig *r)
 {
     return with_planes(r, ring_pinned(r));
+}
+
+static kvs_status paged_planes(rig *r)
+{
+    return with_planes(r, paged_window(r));
 }
 
 static kvs_status nothing(rig *r)
@@ -285,6 +335,21 @@ static const scenario scenarios[] = {
     {"import past a gap of a pinned ring", ring_pinned_planes, call_import_jump, 1},
     {"step plan to the second segment", grow_256_planes, call_step, 1},
     {"step plan of a pinned ring", ring_pinned, call_step, 1},
+    {"first append to a paged window", paged_spare, call_append_7, 2},
+    {"append to the next block", paged_64, call_append_1, 1},
+    {"append of many blocks", paged_64, call_append_1500, 2},
+    {"append to a pinned block", paged_pinned, call_append_1, 1},
+    {"append over a pinned block", paged_pinned, call_append_1500, 2},
+    {"append that converts a paged layer", paged_delayed, call_append_7, 2},
+    {"long append that converts a paged layer", paged_delayed, call_append_1500, 2},
+    {"reserve of many blocks", paged_64, call_reserve, 2},
+    {"reserve of all layers, one paged", paged_64, call_reserve_all, 1},
+    {"view of a paged window", paged_window, call_view, 2},
+    {"convert of a paged layer", paged_64, call_convert, 2},
+    {"convert of a pinned paged layer", paged_pinned, call_convert, 2},
+    {"import past a gap of a paged window", paged_planes, call_import_jump, 1},
+    {"step plan to the next block", paged_64, call_step, 1},
+    {"block read of a paged window", paged_window, call_block, 1},
 };
 
 static void open_rig(rig *r, const scenario *s)
@@ -432,8 +497,9 @@ static void test_reserved_append_needs_nothing(void **state)
     static const struct {
         kvs_status (*prepare)(rig *r);
         uint32_t n;
-    } cases[] = {{grow_255, 1500}, {ring_spare, 8},   {ring_pinned, 8},
-                 {delayed, 1500},  {delayed_ring, 7}, {grow_pinned, 1500}};
+    } cases[] = {{grow_255, 1500},  {ring_spare, 8},      {ring_pinned, 8},     {delayed, 1500},
+                 {delayed_ring, 7}, {grow_pinned, 1500},  {paged_64, 1500},     {paged_spare, 8},
+                 {paged_window, 8}, {paged_pinned, 1500}, {paged_delayed, 1500}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         rig r;
         scenario s = {"reserved", cases[i].prepare, NULL, 0};
@@ -450,7 +516,8 @@ static void test_reserved_append_needs_nothing(void **state)
 static void test_calls_that_take_nothing(void **state)
 {
     (void)state;
-    static kvs_status (*const prepare[])(rig *) = {grow_255, ring_pinned, delayed, grow_pinned};
+    static kvs_status (*const prepare[])(rig *) = {grow_255,    ring_pinned,  delayed,
+                                                   grow_pinned, paged_window, paged_pinned};
     for (size_t i = 0; i < sizeof prepare / sizeof prepare[0]; i++) {
         rig r;
         scenario s = {"nothing", prepare[i], NULL, 0};

@@ -28,14 +28,14 @@ static kvs__shape shape_of(const kc_arg *a)
 static void call_k_tile(const kvs__kern *k, void *const *p, const kc_arg *a)
 {
     kvs__shape s = shape_of(a);
-    kvs__planes planes = {p[1], a->bits ? p[2] : NULL, a->bits ? p[3] : NULL};
+    kvs__planes planes = {p[1], a->bits ? p[2] : NULL, a->bits ? p[3] : NULL, 0, 0};
     k->k_tile(p[0], &s, &planes);
 }
 
 static void call_v_rows(const kvs__kern *k, void *const *p, const kc_arg *a)
 {
     kvs__shape s = shape_of(a);
-    kvs__planes planes = {p[1], a->bits ? p[2] : NULL, a->bits ? p[3] : NULL};
+    kvs__planes planes = {p[1], a->bits ? p[2] : NULL, a->bits ? p[3] : NULL, 0, 0};
     k->v_rows(p[0], a->ld0, &s, &planes, a->n);
 }
 

@@ -29,7 +29,7 @@ static size_t scale_bytes(const kc_arg *a)
 
 static kvs__planes planes_at(void *const *p, const kc_arg *a, size_t token)
 {
-    kvs__planes at = {(const uint8_t *)p[2] + token * data_bytes(a), NULL, NULL};
+    kvs__planes at = {(const uint8_t *)p[2] + token * data_bytes(a), NULL, NULL, 0, 0};
     if (a->bits) {
         at.scale = (const uint8_t *)p[3] + token * scale_bytes(a);
         at.bias = (const uint8_t *)p[4] + token * scale_bytes(a);

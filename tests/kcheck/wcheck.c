@@ -57,6 +57,7 @@ static fence fx;
 static fence fw;
 static fence fy;
 static fence fu;
+static fence fb;
 static uint8_t *scratch;
 
 /* The last `bytes` before the fence. */
@@ -185,19 +186,72 @@ typedef struct shape {
     int kind;
 } shape;
 
+/* A type under test: block types have bits 0. */
+typedef struct kind_of_weight {
+    kvs__wtype type;
+    const char *name;
+    uint32_t block_elems;
+    uint32_t block_bytes;
+    uint32_t bits;
+    uint32_t shift;   /* of affine types */
+    kvs__wtype dtype; /* of their scales */
+} kind_of_weight;
+
+static size_t scale_bytes(kvs__wtype dtype, size_t n)
+{
+    return n * (dtype == KVS__W_F32 ? 4 : 2);
+}
+
+static void fill_scales(uint8_t *p, kvs__wtype dtype, size_t n, int kind)
+{
+    for (size_t i = 0; i < n; i++) {
+        float f = rnd_float(kind) * (kind == SPECIAL ? 1.0f : 0.01f);
+        if (dtype == KVS__W_F32) {
+            memcpy(p + 4 * i, &f, sizeof f);
+        } else {
+            put16(p + 2 * i, dtype == KVS__W_F16 ? kvs__f16_from_f32(f) : kvs__bf16_from_f32(f));
+        }
+    }
+}
+
+/* Random rows of W, each plane at its own fence, rows a few bytes apart. */
+static kvs__wrows make_weights(const kind_of_weight *t, shape s)
+{
+    kvs__wrows w = {.n = s.n, .k = s.k, .type = t->type};
+    size_t gap = s.k % 7; /* rows of W need not touch */
+    w.row_bytes = s.k / t->block_elems * t->block_bytes + gap;
+    uint8_t *p = last(&fw, s.n * w.row_bytes - (s.n ? gap : 0));
+    w.data = p;
+    if (!t->bits) {
+        for (size_t j = 0; j < s.n; j++) {
+            fill_weights(p + j * w.row_bytes, t->type, s.k / t->block_elems, s.kind);
+        }
+        return w;
+    }
+    size_t groups = (s.k / 32) >> t->shift;
+    w.affine.dtype = t->dtype;
+    w.affine.shift = t->shift;
+    w.affine.row_bytes = scale_bytes(t->dtype, groups) + gap;
+    size_t bytes = s.n * w.affine.row_bytes - (s.n ? gap : 0);
+    uint8_t *scales = last(&fu, bytes);
+    uint8_t *biases = last(&fb, bytes);
+    for (size_t j = 0; j < s.n; j++) {
+        for (size_t i = 0; i < w.row_bytes - gap; i++) {
+            p[j * w.row_bytes + i] = (uint8_t)rnd();
+        }
+        fill_scales(scales + j * w.affine.row_bytes, t->dtype, groups, s.kind);
+        fill_scales(biases + j * w.affine.row_bytes, t->dtype, groups, s.kind);
+    }
+    w.affine.scales = scales;
+    w.affine.biases = biases;
+    return w;
+}
+
 /* One shape: the reference once, then each way to cut it. Rows of y are 3 floats apart. */
 static void check_matmul(const kvs__wkern *ref, const kvs__wkern *cand, const char *tier,
-                         const kvs__wtype_info *info, shape s)
+                         const kind_of_weight *t, shape s)
 {
-    kvs__wrows w = {.n = s.n, .k = s.k, .type = info->type};
-    size_t gap = s.k % 7; /* rows of W need not touch */
-    w.row_bytes = s.k / info->block_elems * info->block_bytes + gap;
-    size_t w_bytes = s.n * w.row_bytes - (s.n ? gap : 0);
-    uint8_t *wp = last(&fw, w_bytes);
-    for (size_t j = 0; j < s.n; j++) {
-        fill_weights(wp + j * w.row_bytes, info->type, s.k / info->block_elems, s.kind);
-    }
-    w.data = wp;
+    kvs__wrows w = make_weights(t, s);
     size_t ldx = s.k + 1;
     size_t x_n = s.rows * ldx - (s.rows ? 1 : 0);
     float *x = last(&fx, x_n * sizeof *x);
@@ -211,8 +265,8 @@ static void check_matmul(const kvs__wkern *ref, const kvs__wkern *cand, const ch
     fill_canary(want, y_n);
     ref->matmul(want, ldy, x, ldx, s.rows, &w, scratch);
     char text[96];
-    (void)snprintf(text, sizeof text, "%s k=%zu n=%zu rows=%zu kind=%d", info->name, s.k, s.n,
-                   s.rows, s.kind);
+    (void)snprintf(text, sizeof text, "%s shift=%u k=%zu n=%zu rows=%zu kind=%d", t->name, t->shift,
+                   s.k, s.n, s.rows, s.kind);
     float *y = last(&fy, y_n * sizeof *y);
     fill_canary(y, y_n);
     cand->matmul(y, ldy, x, ldx, s.rows, &w, scratch);
@@ -221,11 +275,8 @@ static void check_matmul(const kvs__wkern *ref, const kvs__wkern *cand, const ch
     for (size_t r = 0; r < s.rows;) { /* rows in random parts, W in two */
         size_t nr = 1 + rnd() % (s.rows - r);
         size_t cut = rnd() % (s.n + 1);
-        kvs__wrows a = w;
-        a.n = cut;
-        kvs__wrows b = w;
-        b.n = s.n - cut;
-        b.data = w.data + cut * w.row_bytes;
+        kvs__wrows a = kvs__wrows_part(&w, 0, cut);
+        kvs__wrows b = kvs__wrows_part(&w, cut, s.n - cut);
         cand->matmul(y + r * ldy, ldy, x + r * ldx, ldx, nr, &a, scratch);
         cand->matmul(y + r * ldy + cut, ldy, x + r * ldx, ldx, nr, &b, scratch);
         r += nr;
@@ -235,41 +286,68 @@ static void check_matmul(const kvs__wkern *ref, const kvs__wkern *cand, const ch
 }
 
 static void check_dequant(const kvs__wkern *ref, const kvs__wkern *cand, const char *tier,
-                          const kvs__wtype_info *info, size_t n)
+                          const kind_of_weight *t, size_t n)
 {
-    size_t bytes = n / info->block_elems * info->block_bytes;
-    uint8_t *w = last(&fw, bytes);
-    fill_weights(w, info->type, n / info->block_elems, SPECIAL);
+    kvs__wrows w = make_weights(t, (shape){n, 3, 0, SPECIAL});
     float *y = last(&fy, n * sizeof *y);
     float *want = last(&fx, n * sizeof *want);
-    ref->dequant(want, info->type, w, n);
+    size_t j = rnd() % 3;
+    ref->row(want, &w, j);
     fill_canary(y, n);
-    cand->dequant(y, info->type, w, n);
-    (void)same("dequant", tier, info->name, want, y, n, true);
+    cand->row(y, &w, j);
+    (void)same("row", tier, t->name, want, y, n, true);
+    if (!t->bits) {
+        fill_canary(y, n);
+        cand->dequant(y, t->type, w.data + j * w.row_bytes, n);
+        (void)same("dequant", tier, t->name, want, y, n, true);
+    }
 }
 
-static void check_types(const kvs__wkern *ref, const kvs__wkern *cand, const char *tier)
+static void check_type(const kvs__wkern *ref, const kvs__wkern *cand, const char *tier,
+                       const kind_of_weight *t)
 {
     static const size_t k_unit[] = {0, 1, 2, 3, 5, 18, 25, 64};
     static const size_t k_any[] = {0, 1, 7, 15, 16, 17, 31, 33, 64, 95, 576, 801, 1543};
     static const size_t ns[] = {0, 1, 2, 3, 4, 5, 7, 12, 13, 33, 97};
     static const size_t rs[] = {1, 2, 3, 4, 5, 6, 7, 8, 11, 13};
+    bool any = t->block_elems == 1;
+    size_t n_k = any ? KVS_COUNT(k_any) : KVS_COUNT(k_unit);
+    for (size_t i = 0; i < n_k; i++) {
+        size_t k = any ? k_any[i] : k_unit[i] * 32;
+        if (t->bits) {
+            k <<= k_unit[i] < 32 ? t->shift : 0; /* whole groups */
+        } else if (k % t->block_elems != 0) {
+            k = k_unit[i] % 8 * 256; /* 256-element types: 0..5 blocks */
+        }
+        check_dequant(ref, cand, tier, t, k);
+        for (size_t j = 0; j < 8; j++) {
+            size_t n = ns[rnd() % KVS_COUNT(ns)];
+            size_t rows = rs[j < 4 ? j : rnd() % KVS_COUNT(rs)];
+            n = k * n * rows > 500000 ? 13 : n;
+            check_matmul(ref, cand, tier, t, (shape){k, n, rows, (int)(rnd() % N_KINDS)});
+        }
+    }
+}
+
+static void check_types(const kvs__wkern *ref, const kvs__wkern *cand, const char *tier)
+{
+    static const kind_of_weight affine[] = {
+#define KVS_X(name, number, bits) {KVS__W_##name, #name, 32, 4 * (bits), bits, 0, KVS__W_F32},
+        KVS_WTYPE_AFFINE_MAP(KVS_X)
+#undef KVS_X
+    };
+    static const kvs__wtype dtypes[] = {KVS__W_F32, KVS__W_F16, KVS__W_BF16};
     const kvs__wtype_info *info = NULL;
-    for (size_t t = 0; (info = kvs__wtype_at(t)) != NULL; t++) {
-        bool any = info->block_elems == 1;
-        size_t n_k = any ? KVS_COUNT(k_any) : KVS_COUNT(k_unit);
-        for (size_t i = 0; i < n_k; i++) {
-            size_t k = any ? k_any[i] : k_unit[i] * 32;
-            if (k % info->block_elems != 0) {
-                k = k_unit[i] % 8 * 256; /* 256-element types: 0..5 blocks */
-            }
-            check_dequant(ref, cand, tier, info, k);
-            for (size_t j = 0; j < 8; j++) {
-                size_t n = ns[rnd() % KVS_COUNT(ns)];
-                size_t rows = rs[j < 4 ? j : rnd() % KVS_COUNT(rs)];
-                n = k * n * rows > 500000 ? 13 : n;
-                check_matmul(ref, cand, tier, info, (shape){k, n, rows, (int)(rnd() % N_KINDS)});
-            }
+    for (size_t i = 0; (info = kvs__wtype_at(i)) != NULL; i++) {
+        kind_of_weight t = {info->type, info->name, info->block_elems, info->block_bytes, 0, 0, 0};
+        check_type(ref, cand, tier, &t);
+    }
+    for (size_t i = 0; i < KVS_COUNT(affine); i++) {
+        for (uint32_t k = 0; k < 9; k++) {
+            kind_of_weight t = affine[i];
+            t.shift = k % 3;
+            t.dtype = dtypes[k / 3];
+            check_type(ref, cand, tier, &t);
         }
     }
 }
@@ -369,6 +447,7 @@ int main(int argc, char **argv)
     fw = fence_new();
     fy = fence_new();
     fu = fence_new();
+    fb = fence_new();
     scratch = aligned_alloc(64, kvs__wmat_scratch(2048));
     if (!scratch) {
         return 2;

@@ -42,7 +42,7 @@ class Eval(c.Structure):
 class Engine:
     """One model and a plan; logits() starts from an empty session each time."""
 
-    def __init__(self, library, model, kv="f32", threads=0):
+    def __init__(self, library, model, kv="f32", threads=0, block=0, **plan):
         self.lib = c.CDLL(library)
         self.err = Err()
         self.ctx = c.c_void_p()
@@ -53,8 +53,9 @@ class Engine:
                    c.byref(self.ctx))
         self._call("kvs_model_open", self.ctx, model.encode(), None, c.byref(self.model))
         self._call("kvs_plan_new", self.ctx, self.model,
-                   c.byref(self._opts(PlanOpts, kv=kv.encode(), n_ctx=2048)), c.byref(self.plan))
-        opts = self._opts(SessionOpts, plan=self.plan)
+                   c.byref(self._opts(PlanOpts, kv=kv.encode(), **{"n_ctx": 2048, **plan})),
+                   c.byref(self.plan))
+        opts = self._opts(SessionOpts, plan=self.plan, block=block)
         self._call("kvs_session_new", self.ctx, self.model, c.byref(opts), c.byref(self.session))
 
     @staticmethod
@@ -80,6 +81,18 @@ class Engine:
                         on_logits=LOGITS_FN(take))
         self._call("kvs_session_eval", self.session, c.byref(ev))
         return np.stack(rows)
+
+    def steps(self, tokens, n_prompt):
+        """All rows of logits, the prompt computed at once and every other token alone."""
+        rows = [self.logits(tokens[:n_prompt], 0)]
+        self.lib.kvs_session_logits.restype = c.POINTER(c.c_float)
+        n_vocab = rows[0].shape[1]
+        for token in tokens[n_prompt:]:
+            one = (c.c_int32 * 1)(token)
+            self._call("kvs_session_append", self.session, one, c.c_size_t(1))
+            row = self.lib.kvs_session_logits(self.session)
+            rows.append(np.ctypeslib.as_array(row, (n_vocab,)).copy()[None])
+        return np.concatenate(rows)
 
     def close(self):
         self.lib.kvs_session_free(self.session)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* token_driver.c: the tokenizer of a GGUF file as a filter, for comparison with other libraries.
+/* token_driver.c: the tokenizer of a GGUF file, or of a tokenizer.json or its folder, as a filter,
+ * for comparison with other libraries.
  *
  *   token_driver FILE encode FLAGS [PRE]   records of bytes on stdin -> records of ids on stdout
  *   token_driver FILE decode FLAGS [PRE]   records of ids -> two records of bytes each: the
@@ -15,6 +16,7 @@
 #include <time.h>
 
 #include "engine/token_gguf.h"
+#include "engine/token_json.h"
 
 /* Processor time: other programs on the machine do not count. */
 static double now(void)
@@ -60,9 +62,11 @@ static int do_encode(const kvs_tokenizer *tok, uint32_t flags)
     while (read_record(&text, &cap, 1, &n)) {
         kvs_err err = {0};
         size_t n_ids = 0;
-        size_t room = 3 * (size_t)n + 8;
-        int32_t *ids = malloc(room * sizeof *ids);
-        if (!ids || kvs_tokenizer_encode(tok, text, n, flags, ids, room, &n_ids, &err) != KVS_OK) {
+        size_t room = 0; /* normalizing may lengthen a text */
+        kvs_status st = kvs_tokenizer_encode(tok, text, n, flags, NULL, 0, &room, &err);
+        int32_t *ids = malloc((room + 1) * sizeof *ids);
+        if (!ids || st != KVS_OK ||
+            kvs_tokenizer_encode(tok, text, n, flags, ids, room, &n_ids, &err) != KVS_OK) {
             free(ids);
             free(text);
             return fail("encode", &err);
@@ -149,18 +153,26 @@ static int do_time(const kvs_tokenizer *tok, unsigned repeats)
     return 0;
 }
 
+static kvs_status open_tokenizer(kvs_ctx *ctx, const char *path, const char *pre, kvs__gguf **g,
+                                 kvs_tokenizer **tok, kvs_err *err)
+{
+    const size_t n = strlen(path);
+    if (n < 5 || strcmp(path + n - 5, ".gguf") != 0) {
+        return kvs__tokenizer_from_json(ctx, path, 0, tok, err);
+    }
+    kvs_status st = kvs__gguf_open(ctx, path, g, err);
+    return st == KVS_OK ? kvs__tokenizer_from_gguf(ctx, *g, pre, tok, err) : st;
+}
+
 static int run(kvs_ctx *ctx, char **argv, const char *pre)
 {
     kvs_err err = {0};
     kvs__gguf *g = NULL;
     kvs_tokenizer *tok = NULL;
-    if (kvs__gguf_open(ctx, argv[1], &g, &err) != KVS_OK) {
-        return fail(argv[1], &err);
-    }
     double start = now();
     int rc = 0;
     const unsigned number = (unsigned)strtoul(argv[3], NULL, 0);
-    if (kvs__tokenizer_from_gguf(ctx, g, pre, &tok, &err) != KVS_OK) {
+    if (open_tokenizer(ctx, argv[1], pre, &g, &tok, &err) != KVS_OK) {
         rc = fail("tokenizer", &err);
     } else if (strcmp(argv[2], "encode") == 0) {
         rc = do_encode(tok, number);

@@ -10,8 +10,12 @@
 #include <string.h>
 
 #include "kvstate/kvstate.h"
+#ifdef RIG_PAGED /* before inclusion: rig_cache can make every layer paged */
+#include "state/pages_priv.h"
+#endif
 
 #define RIG_ALL_LAYERS 4
+#define RIG_MAX_LAYERS 8
 
 static inline void *rig_alloc(size_t n)
 {
@@ -81,9 +85,63 @@ static inline kvs_layer_spec rig_ring(kvs_layer_spec s, uint32_t window, uint32_
     return s;
 }
 
+#ifdef RIG_PAGED
+static uint32_t
+    rig_block; /* not 0: layers are paged, in blocks of so many tokens in random order */
+
+/* Block sizes that suites are run with. */
+static const uint32_t rig_blocks[] = {1, 3, 16, 17, 64, 256};
+#define RIG_BLOCKS (sizeof rig_blocks / sizeof rig_blocks[0])
+
+/* A pool that goes with the last cache that uses it, once rig_pages_done was called. */
+static inline kvs_pages *rig_pages(kvs_ctx *ctx, uint32_t block, size_t max_bytes)
+{
+    kvs_pages_opts o = KVS_PAGES_OPTS_INIT;
+    kvs_pages *p = NULL;
+    o.block_tokens = block;
+    o.max_bytes = max_bytes;
+    rig_must(kvs_pages_new(ctx, &o, &p, NULL));
+    kvs__pages_scramble(p, 0x9e3779b9u + block);
+    return p;
+}
+
+static inline kvs_layer_spec rig_as_paged(kvs_layer_spec s)
+{
+    if (s.layout == KVS_LAYOUT_GROW && s.window) {
+        s.max_block = 4096; /* as a grown layer, which takes blocks of any length */
+    }
+    s.layout = KVS_LAYOUT_PAGED;
+    return s;
+}
+
+static inline kvs_cache *rig_paged_cache(kvs_ctx *ctx, const kvs_layer_spec *specs, uint32_t n,
+                                         kvs_pages *pages)
+{
+    kvs_layer_spec paged[RIG_MAX_LAYERS];
+    kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
+    kvs_cache *c = NULL;
+    for (uint32_t i = 0; i < n; i++) {
+        paged[i] = rig_as_paged(specs[i]);
+    }
+    o.n_layers = n;
+    o.layers = paged;
+    o.pages = pages;
+    rig_must(kvs_cache_new(ctx, &o, &c, NULL));
+    return c;
+}
+#endif
+
 static inline kvs_cache *rig_cache(kvs_ctx *ctx, const kvs_layer_spec *specs, uint32_t n,
                                    uint64_t reserve)
 {
+#ifdef RIG_PAGED
+    if (rig_block) {
+        kvs_pages *pages = rig_pages(ctx, rig_block, 0);
+        kvs_cache *paged = rig_paged_cache(ctx, specs, n, pages);
+        kvs_pages_free(pages);
+        return paged;
+    }
+#endif
     kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
     kvs_cache *c = NULL;
     o.n_layers = n;

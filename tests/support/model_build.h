@@ -13,15 +13,19 @@
 #include "gguf_build.h"
 
 typedef struct tiny {
-    const char *arch; /* "llama" or "gemma3" */
+    const char *arch; /* any that the engine knows; general.architecture */
     uint32_t n_layers, d_model, d_ff, n_heads, n_kv_heads, dim, n_vocab, n_ctx;
     uint32_t window;
-    int untied, bias, rope_freqs; /* llama only */
-    int chat;                     /* with a tokenizer: n_vocab is TINY_CHAT_VOCAB */
-    kvs__wtype type;              /* of the matrices */
-    float rope_scale;             /* linear scaling factor, 0: none */
-    const char *omit;             /* tensor or key left out */
-    const char *wrong;            /* tensor one row too long */
+    int untied, bias, rope_freqs; /* llama, qwen2, qwen3 only */
+    uint32_t n_experts, n_used, d_expert, n_shared, n_groups, n_best, n_dense;
+    uint32_t q_rank, rank, nope, rot; /* deepseek2; dim is that of a value */
+    int apart;                        /* deepseek2: attn_k_b and attn_v_b instead of attn_kv_b */
+    int longrope;                     /* phi3 */
+    int chat;                         /* with a tokenizer: n_vocab is TINY_CHAT_VOCAB */
+    kvs__wtype type;                  /* of the matrices */
+    float rope_scale;                 /* linear scaling factor, 0: none */
+    const char *omit;                 /* tensor or key left out */
+    const char *wrong;                /* tensor one row too long */
     uint64_t seed;
 } tiny;
 
@@ -36,12 +40,25 @@ typedef struct tiny {
         .dim = 32, .n_vocab = 97, .n_ctx = 256, .window = 24, .type = KVS__W_F32, .seed = 2        \
     }
 
+#define TINY_EXPERTS                                                                               \
+    .n_layers = 3, .d_model = 64, .d_ff = 96, .n_heads = 4, .n_kv_heads = 2, .dim = 16,            \
+    .n_vocab = 97, .n_ctx = 256, .type = KVS__W_F32, .n_experts = 8, .n_used = 3, .d_expert = 32
+#define TINY_MOE                                                                                   \
+    {                                                                                              \
+        .arch = "qwen3moe", TINY_EXPERTS, .seed = 3                                                \
+    }
+#define TINY_DEEPSEEK                                                                              \
+    {                                                                                              \
+        .arch = "deepseek2", TINY_EXPERTS, .n_shared = 2, .n_groups = 4, .n_best = 2,              \
+        .n_dense = 1, .q_rank = 48, .rank = 32, .nope = 24, .rot = 16, .seed = 4                   \
+    }
+
 /* Every byte, then <|im_start|>, <|im_end|> and <|endoftext|>. */
 #define TINY_CHAT_VOCAB 259
 
 typedef struct tiny_tensor {
     char name[64];
-    uint64_t ne[2];
+    uint64_t ne[3];
     uint32_t n_dims;
     kvs__wtype type;
     float mean, spread;
@@ -59,6 +76,11 @@ static inline float tiny_random(uint64_t *state)
     return (float)(*state >> 40) * 0x1p-23f - 1.0f;
 }
 
+static inline int tiny_is(const tiny *t, const char *arch)
+{
+    return strcmp(t->arch, arch) == 0;
+}
+
 static inline void tiny_add(tiny_list *l, const char *name, uint64_t k, uint64_t n)
 {
     const tiny *t = l->t;
@@ -73,14 +95,90 @@ static inline void tiny_add(tiny_list *l, const char *name, uint64_t k, uint64_t
     x->type = n ? t->type : KVS__W_F32;
     x->mean = n || strstr(name, "bias") ? 0.0f : 1.0f;
     x->spread = n ? 1.7f / sqrtf((float)k) : 0.3f;
-    if (strcmp(name, "rope_freqs.weight") == 0) {
+    if (strncmp(name, "rope_f", 6) == 0) {
         x->mean = 2.0f;
+    }
+}
+
+/* A matrix for each expert, one under the other. */
+static inline void tiny_add_experts(tiny_list *l, const char *name, uint64_t k, uint64_t n)
+{
+    size_t before = l->n;
+    tiny_add(l, name, k, n);
+    if (l->n > before) {
+        l->v[before].n_dims = 3;
+        l->v[before].ne[2] = l->t->n_experts;
+    }
+}
+
+static inline void tiny_latent(tiny_list *l, uint32_t i)
+{
+    const tiny *t = l->t;
+    const uint64_t h = t->n_heads;
+    const uint64_t head = t->nope + t->rot;
+    const struct {
+        const char *name;
+        uint64_t k, n;
+        int on;
+    } parts[] = {
+        {"attn_q.weight", t->d_model, h * head, !t->q_rank},
+        {"attn_q_a.weight", t->d_model, t->q_rank, t->q_rank > 0},
+        {"attn_q_a_norm.weight", t->q_rank, 0, t->q_rank > 0},
+        {"attn_q_b.weight", t->q_rank, h * head, t->q_rank > 0},
+        {"attn_kv_a_mqa.weight", t->d_model, t->rank + t->rot, 1},
+        {"attn_kv_a_norm.weight", t->rank, 0, 1},
+        {"attn_kv_b.weight", t->rank, h * (t->nope + t->dim), !t->apart},
+        {"attn_k_b.weight", t->nope, h * t->rank, t->apart},
+        {"attn_v_b.weight", t->rank, h * t->dim, t->apart},
+        {"attn_output.weight", h * t->dim, t->d_model, 1},
+    };
+    for (size_t p = 0; p < sizeof parts / sizeof parts[0]; p++) {
+        char name[64];
+        (void)snprintf(name, sizeof name, "blk.%u.%s", i, parts[p].name);
+        if (parts[p].on) {
+            tiny_add(l, name, parts[p].k, parts[p].n);
+        }
+    }
+}
+
+static inline void tiny_moe(tiny_list *l, uint32_t i)
+{
+    const tiny *t = l->t;
+    const uint64_t shared = (uint64_t)t->n_shared * t->d_expert;
+    const struct {
+        const char *name;
+        uint64_t k, n;
+        int on, each;
+    } parts[] = {
+        {"ffn_gate_inp.weight", t->d_model, t->n_experts, 1, 0},
+        {"ffn_gate_exps.weight", t->d_model, t->d_expert, 1, 1},
+        {"ffn_up_exps.weight", t->d_model, t->d_expert, 1, 1},
+        {"ffn_down_exps.weight", t->d_expert, t->d_model, 1, 1},
+        {"ffn_gate_shexp.weight", t->d_model, shared, shared > 0, 0},
+        {"ffn_up_shexp.weight", t->d_model, shared, shared > 0, 0},
+        {"ffn_down_shexp.weight", shared, t->d_model, shared > 0, 0},
+    };
+    for (size_t p = 0; p < sizeof parts / sizeof parts[0]; p++) {
+        char name[64];
+        (void)snprintf(name, sizeof name, "blk.%u.%s", i, parts[p].name);
+        if (parts[p].on && parts[p].each) {
+            tiny_add_experts(l, name, parts[p].k, parts[p].n);
+        } else if (parts[p].on) {
+            tiny_add(l, name, parts[p].k, parts[p].n);
+        }
     }
 }
 
 static inline void tiny_layer(tiny_list *l, uint32_t i)
 {
     const tiny *t = l->t;
+    const int latent = tiny_is(t, "deepseek2");
+    const int fused = tiny_is(t, "phi3");
+    const int apart = !latent && !fused;
+    const int dense = t->n_experts == 0 || i < t->n_dense;
+    const int post = tiny_is(t, "gemma2") || tiny_is(t, "gemma3");
+    const int wide = tiny_is(t, "olmoe");
+    const int normed = wide || tiny_is(t, "gemma3") || strncmp(t->arch, "qwen3", 5) == 0;
     const uint64_t q = (uint64_t)t->n_heads * t->dim;
     const uint64_t kv = (uint64_t)t->n_kv_heads * t->dim;
     const struct {
@@ -89,21 +187,23 @@ static inline void tiny_layer(tiny_list *l, uint32_t i)
         int on;
     } parts[] = {
         {"attn_norm.weight", t->d_model, 0, 1},
-        {"attn_q.weight", t->d_model, q, 1},
-        {"attn_k.weight", t->d_model, kv, 1},
-        {"attn_v.weight", t->d_model, kv, 1},
+        {"attn_qkv.weight", t->d_model, q + 2 * kv, fused},
+        {"attn_q.weight", t->d_model, q, apart},
+        {"attn_k.weight", t->d_model, kv, apart},
+        {"attn_v.weight", t->d_model, kv, apart},
         {"attn_q.bias", q, 0, t->bias},
         {"attn_k.bias", kv, 0, t->bias},
         {"attn_v.bias", kv, 0, t->bias},
-        {"attn_output.weight", q, t->d_model, 1},
+        {"attn_output.weight", q, t->d_model, !latent},
         {"ffn_norm.weight", t->d_model, 0, 1},
-        {"ffn_gate.weight", t->d_model, t->d_ff, 1},
-        {"ffn_up.weight", t->d_model, t->d_ff, 1},
-        {"ffn_down.weight", t->d_ff, t->d_model, 1},
-        {"attn_q_norm.weight", t->dim, 0, t->arch[0] == 'g'},
-        {"attn_k_norm.weight", t->dim, 0, t->arch[0] == 'g'},
-        {"post_attention_norm.weight", t->d_model, 0, t->arch[0] == 'g'},
-        {"post_ffw_norm.weight", t->d_model, 0, t->arch[0] == 'g'},
+        {"ffn_gate.weight", t->d_model, t->d_ff, dense && !fused},
+        {"ffn_up.weight", t->d_model, t->d_ff, dense && !fused},
+        {"ffn_up.weight", t->d_model, 2 * (uint64_t)t->d_ff, dense && fused},
+        {"ffn_down.weight", t->d_ff, t->d_model, dense},
+        {"attn_q_norm.weight", wide ? q : t->dim, 0, normed},
+        {"attn_k_norm.weight", wide ? kv : t->dim, 0, normed},
+        {"post_attention_norm.weight", t->d_model, 0, post},
+        {"post_ffw_norm.weight", t->d_model, 0, post},
     };
     for (size_t p = 0; p < sizeof parts / sizeof parts[0]; p++) {
         char name[64];
@@ -111,6 +211,12 @@ static inline void tiny_layer(tiny_list *l, uint32_t i)
         if (parts[p].on) {
             tiny_add(l, name, parts[p].k, parts[p].n);
         }
+    }
+    if (latent) {
+        tiny_latent(l, i);
+    }
+    if (!dense) {
+        tiny_moe(l, i);
     }
 }
 
@@ -128,8 +234,39 @@ static inline void tiny_key(gb *b, const tiny *t, const char *suffix, double x, 
     }
 }
 
+/* Keys of mixtures of experts and latent attention. */
+static inline void tiny_more_keys(gb *b, const tiny *t)
+{
+    const struct {
+        const char *suffix;
+        uint32_t value;
+    } keys[] = {
+        {"expert_count", t->n_experts},
+        {"expert_used_count", t->n_used},
+        {"expert_feed_forward_length", t->d_expert},
+        {"expert_shared_count", t->n_shared},
+        {"expert_group_count", t->n_groups},
+        {"expert_group_used_count", t->n_best},
+        {"leading_dense_block_count", t->n_dense},
+        {"attention.q_lora_rank", t->q_rank},
+        {"attention.kv_lora_rank", t->rank},
+        {"attention.key_length_mla", t->apart ? t->nope + t->rot : 0},
+        {"attention.value_length_mla", t->apart ? t->dim : 0},
+        {"rope.dimension_count", t->rot},
+    };
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        if (keys[i].value > 0) {
+            tiny_key(b, t, keys[i].suffix, keys[i].value, 0);
+        }
+    }
+    if (t->longrope) {
+        tiny_key(b, t, "rope.scaling.original_context_length", 16, 0);
+    }
+}
+
 static inline void tiny_keys(gb *b, const tiny *t)
 {
+    int latent = tiny_is(t, "deepseek2");
     gb_kv_str(b, "general.architecture", t->arch);
     gb_kv_str(b, "general.name", "tiny");
     tiny_key(b, t, "block_count", t->n_layers, 0);
@@ -138,8 +275,10 @@ static inline void tiny_keys(gb *b, const tiny *t)
     tiny_key(b, t, "feed_forward_length", t->d_ff, 0);
     tiny_key(b, t, "attention.head_count", t->n_heads, 0);
     tiny_key(b, t, "attention.head_count_kv", t->n_kv_heads, 0);
-    tiny_key(b, t, "attention.key_length", t->dim, 0);
-    tiny_key(b, t, "attention.value_length", t->dim, 0);
+    uint32_t key_dim = latent ? (t->apart ? t->rank : t->nope) + t->rot : t->dim;
+    tiny_key(b, t, "attention.key_length", key_dim, 0);
+    tiny_key(b, t, "attention.value_length", latent && t->apart ? t->rank : t->dim, 0);
+    tiny_more_keys(b, t);
     tiny_key(b, t, "attention.layer_norm_rms_epsilon", 1e-5, 1);
     tiny_key(b, t, "rope.freq_base", 5000.0, 1);
     if (t->window > 0) {
@@ -194,8 +333,12 @@ static inline void tiny_tokenizer(gb *b)
     }
     gb_kv_array(b, "tokenizer.ggml.merges", KVS__GGUF_STR, 0);
     gb_kv_u32(b, "tokenizer.ggml.eos_token_id", 257);
-    gb_kv_str(b, "tokenizer.chat_template",
-              "{% for m in messages %}<|im_start|>system\nBe brief.<|im_end|>{% endfor %}");
+    gb_kv_str(
+        b, "tokenizer.chat_template",
+        "{% for m in messages %}{% if loop.first and m.role != 'system' %}<|im_start|>system\n"
+        "Be brief.<|im_end|>\n{% endif %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}");
 }
 
 /* One block of random content. Quantised types: Q8_0 and Q4_0 only. */
@@ -239,6 +382,15 @@ static inline void tiny_block(gb *b, const tiny_tensor *x, uint64_t *seed)
     gb_raw(b, out, info->block_bytes);
 }
 
+static inline uint64_t tiny_elements(const tiny_tensor *x)
+{
+    uint64_t n = x->ne[0];
+    for (uint32_t d = 1; d < x->n_dims; d++) {
+        n *= x->ne[d];
+    }
+    return n;
+}
+
 static inline void tiny_build(gb *b, const tiny *t)
 {
     static tiny_list l;
@@ -257,13 +409,17 @@ static inline void tiny_build(gb *b, const tiny *t)
     if (t->rope_freqs) {
         tiny_add(&l, "rope_freqs.weight", t->dim / 2, 0);
     }
+    if (t->longrope) {
+        tiny_add(&l, "rope_factors_long.weight", t->dim / 2, 0);
+        tiny_add(&l, "rope_factors_short.weight", t->dim / 2, 0);
+    }
     for (uint32_t i = 0; i < t->n_layers; i++) {
         tiny_layer(&l, i);
     }
     uint64_t offset = 0;
     for (size_t i = 0; i < l.n; i++) {
         const kvs__wtype_info *info = kvs__wtype_get((uint32_t)l.v[i].type);
-        uint64_t n = l.v[i].ne[0] * (l.v[i].n_dims > 1 ? l.v[i].ne[1] : 1);
+        uint64_t n = tiny_elements(&l.v[i]);
         gb_tensor(b, l.v[i].name, l.v[i].n_dims, l.v[i].ne, (uint32_t)l.v[i].type, offset);
         offset += (n / info->block_elems * info->block_bytes + 31) / 32 * 32;
     }
@@ -271,7 +427,7 @@ static inline void tiny_build(gb *b, const tiny *t)
     uint64_t seed = t->seed;
     for (size_t i = 0; i < l.n; i++) {
         const kvs__wtype_info *info = kvs__wtype_get((uint32_t)l.v[i].type);
-        uint64_t n = l.v[i].ne[0] * (l.v[i].n_dims > 1 ? l.v[i].ne[1] : 1);
+        uint64_t n = tiny_elements(&l.v[i]);
         for (uint64_t k = 0; k < n; k += info->block_elems) {
             tiny_block(b, &l.v[i], &seed);
         }

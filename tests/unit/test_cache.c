@@ -103,7 +103,7 @@ static const bad_spec bad_specs[] = {
     {U32(v_dim), 0, 0, 0, KVS_E_INVAL, "V: dim 0"},
     {U32(v_dim), 1025, 0, 0, KVS_E_INVAL, "V: dim 1025"},
     {U32(v_dim), UINT32_MAX, 0, 0, KVS_E_INVAL, "V: dim 4294967295"},
-    {U32(layout), 2, 0, 0, KVS_E_INVAL, "layout 2"},
+    {U32(layout), 3, 0, 0, KVS_E_INVAL, "layout 3"},
     {U32(layout), UINT32_MAX, 0, 0, KVS_E_INVAL, "layout -1"},
     {U32(layout), KVS_LAYOUT_RING, 0, 0, KVS_E_INVAL, "a ring needs a window"},
     {U32(sinks), 3, 0, 0, KVS_E_INVAL, "3 sinks without a window"},

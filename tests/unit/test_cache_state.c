@@ -11,6 +11,7 @@
 #include <cmocka.h>
 #include <stdio.h>
 
+#define RIG_PAGED
 #include "support/cache_rig.h"
 
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))
@@ -731,5 +732,16 @@ int main(void)
         cmocka_unit_test(test_import_drops_dense),
         cmocka_unit_test(test_gap),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    const struct CMUnitTest paged[] = {
+        /* those that count neither segments nor their bytes */
+        cmocka_unit_test(test_views),         cmocka_unit_test(test_view_and_jump),
+        cmocka_unit_test(test_convert_sinks), cmocka_unit_test(test_convert_delayed),
+        cmocka_unit_test(test_clear),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    for (size_t i = 0; i < RIG_BLOCKS; i++) {
+        rig_block = rig_blocks[i];
+        failed += cmocka_run_group_tests(paged, NULL, NULL);
+    }
+    return failed;
 }

@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#define RIG_PAGED
 #include "support/cache_rig.h"
 
 static bool stored(const kvs_cache *c, const kvs_layer_spec *s, int64_t pos)
@@ -124,5 +125,10 @@ int main(void)
         cmocka_unit_test(test_every_read_and_rewind),
         cmocka_unit_test(test_two_views),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    for (size_t i = 0; i < RIG_BLOCKS; i++) {
+        rig_block = rig_blocks[i];
+        failed += cmocka_run_group_tests_name("paged", tests, NULL, NULL);
+    }
+    return failed;
 }

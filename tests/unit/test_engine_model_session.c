@@ -189,6 +189,13 @@ static void test_gemma3_ring(void **state)
     h.flags = 0;
     h.max_block = 64;
     same(path, &h, want, "a ring, another text before");
+    h.kv = "paged/64:q8";
+    same(path, &h, want, "paged, another text before");
+    h.kv = "paged/17:q8";
+    h.detour = 0;
+    h.max_block = 32;
+    h.block = 32;
+    same(path, &h, want, "paged in blocks of 17");
 }
 
 int main(void)

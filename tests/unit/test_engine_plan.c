@@ -244,6 +244,63 @@ static void test_refused(void **state)
     refused(llama, &o, KVS_E_INVAL, "start 100 delays quantisation");
 }
 
+/* "paged" in front of a plan, or kv_block beside it. */
+static void test_paged(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *kv;
+        uint32_t kv_block;
+        uint32_t want;
+        uint8_t bits;
+    } rows[] = {{"paged", 0, 64, 0},        {"paged/17", 0, 17, 0},
+                {"paged:q8", 0, 64, 8},     {"paged/256:q8", 0, 256, 8},
+                {"paged/16:q8", 32, 32, 8}, {"q8", 1, 1, 8},
+                {NULL, 48, 48, 0},          {"q8", 0, 0, 8}};
+    char line[256];
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        kvs_plan_opts o = KVS_PLAN_OPTS_INIT;
+        o.kv = rows[i].kv;
+        o.kv_block = rows[i].kv_block;
+        kvs_plan *p = make(llama, &o);
+        assert_int_equal(kvs_plan_kv_block(p), rows[i].want);
+        for (uint32_t l = 0; l < 3; l++) {
+            const kvs_layer_spec *s = kvs_plan_layer(p, l);
+            assert_int_equal(s->layout, rows[i].want ? KVS_LAYOUT_PAGED : KVS_LAYOUT_GROW);
+            assert_true(s->k.bits == rows[i].bits && s->max_block == 0);
+        }
+        kvs_plan_free(p);
+    }
+    kvs_plan_opts o = KVS_PLAN_OPTS_INIT;
+    o.max_block = 16;
+    o.kv_block = 32;
+    kvs_plan *p = make(gemma, &o);
+    assert_true(kvs_plan_layer(p, 0)->max_block == 16 && kvs_plan_layer(p, 5)->max_block == 0);
+    (void)kvs_plan_line(p, 0, line, sizeof line);
+    assert_string_equal(line, "layers 0-4,6: paged 32 window 24, k f16, v f16, 1 heads of 32/32");
+    size_t few = 0;
+    size_t many = 0;
+    assert_int_equal(kvs_plan_bytes(p, 200, &few, NULL, NULL), KVS_OK);
+    kvs_plan_free(p);
+    o.flags = KVS_PLAN_FULL_WINDOW; /* windows keep all */
+    p = make(gemma, &o);
+    assert_int_equal(kvs_plan_layer(p, 0)->max_block, kvs_plan_n_ctx(p));
+    assert_int_equal(kvs_plan_bytes(p, 200, &many, NULL, NULL), KVS_OK);
+    assert_true(many > few);
+    kvs_plan_free(p);
+    static const char *const bad[] = {
+        "paged/", "paged/0", "paged/x", "paged:", "paged/64:", "paged64", "pagedq8"};
+    o = (kvs_plan_opts)KVS_PLAN_OPTS_INIT;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        o.kv = bad[i];
+        refused(llama, &o, KVS_E_INVAL, bad[i]);
+    }
+    o.kv = "paged:q9";
+    refused(llama, &o, KVS_E_INVAL, "\"q9\" names no codec");
+    o.kv = "paged/257";
+    refused(llama, &o, KVS_E_INVAL, "257");
+}
+
 static int set_up(void **state)
 {
     (void)state;
@@ -275,7 +332,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_names),   cmocka_unit_test(test_sides),
         cmocka_unit_test(test_layouts), cmocka_unit_test(test_layers_file),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_refused), cmocka_unit_test(test_paged),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

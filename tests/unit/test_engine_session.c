@@ -18,7 +18,7 @@
 typedef struct setup {
     const char *path;
     const char *kv;
-    uint32_t threads, tiers_off, block, max_block, flags, start, window, sinks, n_ctx;
+    uint32_t threads, tiers_off, block, max_block, flags, start, window, sinks, n_ctx, kv_block;
     kvs_ctx_opts ctx_opts; /* used where its struct_size is set */
     kvs_progress_fn progress;
     void *user;
@@ -34,6 +34,7 @@ typedef struct engine {
 static int32_t tokens[N];
 static char llama_path[256];
 static char gemma_path[256];
+static char latent_path[256]; /* latent attention and a mixture of experts */
 
 static kvs_status engine_try(engine *e, const setup *s, kvs_err *err)
 {
@@ -50,6 +51,7 @@ static kvs_status engine_try(engine *e, const setup *s, kvs_err *err)
     }
     kvs_plan_opts po = KVS_PLAN_OPTS_INIT;
     po.kv = s->kv;
+    po.kv_block = s->kv_block;
     po.max_block = s->max_block;
     po.flags = s->flags;
     po.start = s->start;
@@ -155,6 +157,16 @@ static void check_plan(const char *path, const char *kv)
     s = base;
     s.flags = KVS_PLAN_FULL_WINDOW;
     same_rows(&s, "no ring");
+    const uint32_t paged[] = {1, 17, 64};
+    for (size_t i = 0; i < sizeof paged / sizeof paged[0]; i++) {
+        s = base;
+        s.kv_block = paged[i];
+        s.max_block = i ? 8 : 64;
+        s.block = 8;
+        same_rows(&s, "paged");
+    }
+    s.flags = KVS_PLAN_FULL_WINDOW;
+    same_rows(&s, "paged, windows that keep all");
     s = base;
     s.tiers_off = KVS_TIER_AVX512;
     same_rows(&s, "without AVX-512");
@@ -169,6 +181,10 @@ static void test_same_bits(void **state)
     for (size_t i = 0; i < sizeof plans / sizeof plans[0]; i++) {
         check_plan(llama_path, plans[i]);
         check_plan(gemma_path, plans[i]);
+    }
+    static const char *const latent[] = {"f16", "affine8:32", "q4:32"};
+    for (size_t i = 0; i < sizeof latent / sizeof latent[0]; i++) {
+        check_plan(latent_path, latent[i]);
     }
 }
 
@@ -186,6 +202,8 @@ static void test_same_bits_with_limits(void **state)
             setup s = base;
             s.block = blocks[i];
             same_rows(&s, kind == 0 ? "delayed quantisation" : "window and sinks");
+            s.kv_block = 16 + (uint32_t)i;
+            same_rows(&s, kind == 0 ? "delayed, paged" : "window and sinks, paged");
         }
         if (kind == 1) {
             setup s = base;
@@ -316,16 +334,15 @@ static void fuse_free(void *user, void *ptr, size_t bytes)
     free(ptr);
 }
 
-static void test_out_of_memory(void **state)
+static void run_out_of_memory(const char *path, const char *kv)
 {
-    (void)state;
     fuse f = {1 << 20, 0};
-    setup s = {.path = gemma_path, .kv = "q4", .max_block = 16};
+    setup s = {.path = path, .kv = kv, .max_block = 16};
     s.ctx_opts = (kvs_ctx_opts)KVS_CTX_OPTS_INIT;
     s.ctx_opts.alloc = fuse_alloc;
     s.ctx_opts.free = fuse_free;
     s.ctx_opts.alloc_user = &f;
-    all_rows(&(setup){.path = gemma_path, .kv = "q4"}, &reference);
+    all_rows(&(setup){.path = path, .kv = kv}, &reference);
     size_t failures = 0;
     for (long k = 0;; k++) {
         engine e;
@@ -356,14 +373,22 @@ static void test_out_of_memory(void **state)
     assert_true(failures > 20);
 }
 
+static void test_out_of_memory(void **state)
+{
+    (void)state;
+    run_out_of_memory(gemma_path, "q4");
+    run_out_of_memory(latent_path, "f16");
+}
+
 static void test_planned_bytes(void **state)
 {
     (void)state;
     const char *const paths[] = {llama_path, gemma_path};
     for (size_t p = 0; p < 2; p++) {
-        for (size_t i = 0; i < sizeof plans / sizeof plans[0]; i++) {
+        for (size_t i = 0; i < 2 * sizeof plans / sizeof plans[0]; i++) {
             engine e;
-            setup s = {.path = paths[p], .kv = plans[i], .max_block = 16};
+            setup s = {.path = paths[p], .kv = plans[i / 2], .max_block = 16};
+            s.kv_block = i % 2 ? 8 + (uint32_t)i : 0;
             engine_open(&e, &s);
             for (size_t n = 1; n <= 129; n += 64) {
                 size_t want = 0;
@@ -377,6 +402,51 @@ static void test_planned_bytes(void **state)
             engine_close(&e);
         }
     }
+}
+
+/* Two sessions on one pool of the caller's: its limit is one budget, and it outlives both. */
+static void test_shared_pool(void **state)
+{
+    (void)state;
+    engine e;
+    setup s = {.path = llama_path, .kv = "q8", .kv_block = 16, .max_block = 16};
+    engine_open(&e, &s);
+    kvs_pages_opts po = KVS_PAGES_OPTS_INIT;
+    kvs_session_opts so = KVS_SESSION_OPTS_INIT;
+    kvs_session *two[2] = {NULL, NULL};
+    kvs_err err = {KVS_OK, 0, "", ""};
+    po.block_tokens = 32;
+    so.plan = e.plan;
+    assert_int_equal(kvs_pages_new(e.ctx, &po, &so.pages, NULL), KVS_OK);
+    assert_int_equal(kvs_session_new(e.ctx, e.model, &so, &two[0], &err), KVS_E_INVAL);
+    assert_true(!two[0] && strstr(err.msg, "32"));
+    kvs_pages_free(so.pages);
+    po.block_tokens = 16;
+    assert_int_equal(kvs_pages_new(e.ctx, &po, &so.pages, NULL), KVS_OK);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(kvs_session_new(e.ctx, e.model, &so, &two[i], NULL), KVS_OK);
+        assert_int_equal(kvs_session_sync(two[i], tokens, 40, NULL, NULL), KVS_OK);
+    }
+    assert_memory_equal(kvs_session_logits(two[0]), kvs_session_logits(two[1]),
+                        VOCAB * sizeof(float));
+    kvs_pages_stats st = KVS_PAGES_STATS_INIT;
+    assert_int_equal(kvs_pages_get_stats(so.pages, &st), KVS_OK);
+    assert_int_equal(st.n_held, 2 * 3 * kvs_plan_n_layers(e.plan));
+    assert_int_equal(kvs_pages_set_limit(so.pages, 1, NULL), KVS_OK);
+    kvs_status full = KVS_OK;
+    size_t n = 0;
+    for (n = 48; n < N && full == KVS_OK; n += 16) {
+        full = kvs_session_sync(two[0], tokens, n, NULL, &err);
+    }
+    /* the pool had some free blocks; then the session is left where it was, the other untouched */
+    assert_true(full == KVS_E_LIMIT || n >= N);
+    kvs_session_free(two[0]);
+    assert_int_equal(kvs_session_sync(two[1], tokens, 48, NULL, NULL), KVS_OK);
+    kvs_session_free(two[1]);
+    assert_int_equal(kvs_pages_get_stats(so.pages, &st), KVS_OK);
+    assert_int_equal(st.n_total, 0);
+    kvs_pages_free(so.pages);
+    engine_close(&e);
 }
 
 /* ---- one model, several contexts at once */
@@ -442,8 +512,12 @@ static int write_models(void **state)
     for (int i = 0; i < N; i++) {
         tokens[i] = (i * 31 + i * i * 7) % VOCAB;
     }
+    tiny d = TINY_DEEPSEEK;
+    d.rank = 64;
+    d.rot = 32; /* a row of 96: rotated in blocks of 32, which the value does not cut */
     return tiny_write(&l, llama_path, sizeof llama_path) &&
-                   tiny_write(&g, gemma_path, sizeof gemma_path)
+                   tiny_write(&g, gemma_path, sizeof gemma_path) &&
+                   tiny_write(&d, latent_path, sizeof latent_path)
                ? 0
                : -1;
 }
@@ -453,6 +527,7 @@ static int remove_models(void **state)
     (void)state;
     (void)unlink(llama_path);
     (void)unlink(gemma_path);
+    (void)unlink(latent_path);
     return 0;
 }
 
@@ -462,7 +537,8 @@ int main(void)
         cmocka_unit_test(test_same_bits),     cmocka_unit_test(test_same_bits_with_limits),
         cmocka_unit_test(test_reuse),         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_cancel),        cmocka_unit_test(test_out_of_memory),
-        cmocka_unit_test(test_planned_bytes), cmocka_unit_test(test_shared_model),
+        cmocka_unit_test(test_planned_bytes), cmocka_unit_test(test_shared_pool),
+        cmocka_unit_test(test_shared_model),
     };
     return cmocka_run_group_tests(tests, write_models, remove_models);
 }

@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: MIT */
+/* machine.c: see machine.h. */
+#include "machine.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+int ids_add(id_list *l, const int32_t *ids, size_t n)
+{
+    if (l->cap - l->n < n) {
+        size_t cap = 2 * l->cap > l->n + n ? 2 * l->cap : l->n + n + 256;
+        int32_t *p = realloc(l->ids, cap * sizeof *p);
+        if (!p) {
+            return fail(EXIT_MEMORY, "out of memory");
+        }
+        l->ids = p;
+        l->cap = cap;
+    }
+    if (n > 0) {
+        memcpy(l->ids + l->n, ids, n * sizeof *ids);
+    }
+    l->n += n;
+    return 0;
+}
+
+double rate(size_t n, double seconds)
+{
+    return seconds > 0.0 ? (double)n / seconds : 0.0;
+}
+
+static int on_progress(void *user, size_t done, size_t total)
+{
+    machine *m = user;
+    if (!m->s->quiet && isatty(STDERR_FILENO)) {
+        (void)fprintf(stderr, "\rprompt %zu of %zu tokens ", done, total);
+        m->progress_shown = true;
+    }
+    return interrupted() != 0;
+}
+
+static uint64_t random_seed(void)
+{
+    uint64_t seed = (uint64_t)time(NULL) << 20 ^ (uint64_t)getpid();
+    FILE *f = fopen("/dev/urandom", "rb");
+    if (f) {
+        uint64_t x = 0;
+        seed = fread(&x, sizeof x, 1, f) == 1 ? x : seed;
+        (void)fclose(f);
+    }
+    return seed >> 1; /* fits a signed number of any other tool */
+}
+
+static int parse_bias(const settings *s, size_t n_vocab, kvs_logit_bias *out)
+{
+    for (uint32_t i = 0; i < s->n_bias; i++) {
+        char *end = NULL;
+        char *end2 = NULL;
+        errno = 0;
+        long id = strtol(s->bias[i], &end, 10);
+        float x = end && (*end == '+' || *end == '-') ? strtof(end, &end2) : 0.0f;
+        if (errno != 0 || end == s->bias[i] || !end2 || *end2 != '\0' || id < 0 ||
+            (size_t)id >= n_vocab) {
+            return fail(EXIT_USAGE,
+                        "--logit-bias: \"%s\" is not a token id below %zu and a signed number, as "
+                        "in 42-100",
+                        s->bias[i], n_vocab);
+        }
+        out[i] = (kvs_logit_bias){(int32_t)id, x};
+    }
+    return 0;
+}
+
+int machine_sampler(machine *m)
+{
+    const settings *s = m->s;
+    kvs_model_info info = KVS_MODEL_INFO_INIT;
+    (void)kvs_model_get_info(m->model, &info);
+    kvs_logit_bias bias[MAX_BIAS];
+    int rc = parse_bias(s, info.n_vocab, bias);
+    if (rc != 0) {
+        return rc;
+    }
+    kvs_sampler_opts o = KVS_SAMPLER_OPTS_INIT;
+    o.temperature = s->temperature;
+    o.top_k = s->top_k;
+    o.top_p = s->top_p;
+    o.min_p = s->min_p;
+    o.repeat_penalty = s->repeat_penalty;
+    o.presence_penalty = s->presence_penalty;
+    o.frequency_penalty = s->frequency_penalty;
+    o.penalty_last_n = s->repeat_last_n;
+    o.seed = m->seed;
+    o.bias = bias;
+    o.n_bias = s->n_bias;
+    kvs_err err = {KVS_OK, 0, "", ""};
+    kvs_status st = kvs_sampler_new(m->ctx, &o, info.n_vocab, &m->sampler, &err);
+    return st == KVS_OK ? 0 : fail_err(EXIT_USAGE, st, &err, NULL);
+}
+
+static int make_session(machine *m)
+{
+    int rc = make_plan(m->s, m->ctx, m->model, NULL, &m->plan);
+    if (rc != 0) {
+        return rc;
+    }
+    char line[256];
+    for (uint32_t i = 0; kvs_plan_line(m->plan, i, line, sizeof line) > 0; i++) {
+        note(m->s, "kv: %s", line);
+    }
+    kvs_model_info info = KVS_MODEL_INFO_INIT;
+    (void)kvs_model_get_info(m->model, &info);
+    if (kvs_plan_n_ctx(m->plan) > info.n_ctx_train) {
+        note(m->s, "warning: a context of %u tokens is beyond the %u this model was trained for",
+             kvs_plan_n_ctx(m->plan), info.n_ctx_train);
+    }
+    kvs_err err = {KVS_OK, 0, "", ""};
+    kvs_session_opts o = KVS_SESSION_OPTS_INIT;
+    o.plan = m->plan;
+    o.progress = on_progress;
+    o.progress_user = m;
+    o.block = block_of(m->s, m->plan);
+    kvs_status st = kvs_session_new(m->ctx, m->model, &o, &m->session, &err);
+    return st == KVS_OK ? 0 : fail_err(EXIT_FAILED, st, &err, NULL);
+}
+
+int machine_open(machine *m, settings *s)
+{
+    kvs_err err = {KVS_OK, 0, "", ""};
+    m->s = s;
+    m->seed = s->seed_given ? s->seed : random_seed();
+    int rc = make_ctx(s, &m->ctx);
+    if (rc == 0) {
+        rc = open_model(s, m->ctx, 0, &m->model);
+    }
+    if (rc == 0 && !kvs_model_tokenizer(m->model)) {
+        return fail(EXIT_INPUT, "%s: the file has no tokenizer", s->model);
+    }
+    if (rc == 0) {
+        rc = make_session(m);
+    }
+    if (rc == 0) {
+        uint32_t flags = s->special ? KVS_TOKENIZE_SPECIAL : 0;
+        kvs_status st = kvs_detok_new(kvs_model_tokenizer(m->model), flags, &m->detok, &err);
+        rc = st == KVS_OK ? 0 : fail_err(EXIT_FAILED, st, &err, NULL);
+    }
+    if (rc == 0 && s->verbose) {
+        note(s, "seed %llu", (unsigned long long)m->seed);
+    }
+    return rc;
+}
+
+void machine_close(machine *m)
+{
+    kvs_detok_free(m->detok);
+    kvs_sampler_free(m->sampler);
+    kvs_session_free(m->session);
+    kvs_plan_free(m->plan);
+    kvs_model_close(m->model);
+    kvs_ctx_free(m->ctx);
+}
+
+int machine_sync(machine *m, const id_list *ids, size_t *n_reused, const char **reason)
+{
+    kvs_err err = {KVS_OK, 0, "", ""};
+    kvs_status st = kvs_session_sync(m->session, ids->ids, ids->n, n_reused, &err);
+    if (m->progress_shown) {
+        (void)fputs("\r\033[K", stderr);
+        m->progress_shown = false;
+    }
+    if (st == KVS_E_CANCELLED) {
+        *reason = "interrupted";
+        return 0;
+    }
+    return st == KVS_OK ? 0
+                        : fail_err(EXIT_FAILED, st, &err,
+                                   st == KVS_E_LIMIT ? "--ctx-size sets the context" : NULL);
+}
+
+static int emit_token(machine *m, int32_t token, emit_fn emit, void *user)
+{
+    const char *text = "";
+    size_t n = 0;
+    kvs_err err = {KVS_OK, 0, "", ""};
+    kvs_status st = kvs_detok_put(m->detok, token, &text, &n, &err);
+    return st == KVS_OK ? emit(user, text, n) : fail_err(EXIT_FAILED, st, &err, NULL);
+}
+
+/* One token; *reason where it was the last. */
+static int step(machine *m, emit_fn emit, void *user, id_list *made, const char **reason)
+{
+    const kvs_tokenizer *tok = kvs_model_tokenizer(m->model);
+    kvs_err err = {KVS_OK, 0, "", ""};
+    int32_t token = 0;
+    kvs_status st = kvs_session_sample(m->session, m->sampler, &token, &err);
+    if (st != KVS_OK) {
+        return fail_err(EXIT_FAILED, st, &err, NULL);
+    }
+    if (kvs_tokenizer_attr(tok, token) & KVS_TOKEN_EOG && !m->s->ignore_eos) {
+        *reason = "end";
+        return 0;
+    }
+    int rc = emit_token(m, token, emit, user);
+    if (rc == 0) {
+        rc = ids_add(made, &token, 1);
+    }
+    if (rc != 0) {
+        return rc;
+    }
+    if (m->s->n_predict > 0 && made->n >= m->s->n_predict) {
+        *reason = "length";
+        return 0;
+    }
+    st = kvs_session_append(m->session, &token, 1, &err);
+    if (st == KVS_E_LIMIT) {
+        *reason = "context";
+        return 0;
+    }
+    return st == KVS_OK ? 0 : fail_err(EXIT_FAILED, st, &err, NULL);
+}
+
+int machine_answer(machine *m, emit_fn emit, void *user, id_list *made, const char **reason)
+{
+    int rc = 0;
+    while (rc == 0 && !*reason) {
+        if (interrupted()) {
+            *reason = "interrupted";
+        } else {
+            rc = step(m, emit, user, made, reason);
+        }
+    }
+    const char *rest = "";
+    size_t n = 0;
+    kvs_detok_finish(m->detok, &rest, &n);
+    return rc == 0 ? emit(user, rest, n) : rc;
+}

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: MIT */
+/* machine.h: a model at work, for the commands that produce text: everything from the context to
+ * the sampler, as the options say. */
+#ifndef KVS_APP_MACHINE_H
+#define KVS_APP_MACHINE_H
+
+#include "util.h"
+
+typedef struct id_list {
+    int32_t *ids;
+    size_t n;
+    size_t cap;
+} id_list;
+/* Appends; EXIT_MEMORY. */
+int ids_add(id_list *l, const int32_t *ids, size_t n);
+
+typedef struct machine {
+    settings *s;
+    kvs_ctx *ctx;
+    kvs_model *model;
+    kvs_plan *plan;
+    kvs_session *session;
+    kvs_sampler *sampler;
+    kvs_detok *detok;
+    uint64_t seed;
+    bool progress_shown;
+} machine;
+
+/* All but the sampler, which machine_sampler makes. What is half made machine_close takes too. */
+int machine_open(machine *m, settings *s);
+int machine_sampler(machine *m);
+void machine_close(machine *m);
+
+/* Makes the session hold these; *reason is set to "interrupted" where a signal stopped it. */
+int machine_sync(machine *m, const id_list *ids, size_t *n_reused, const char **reason);
+
+typedef int (*emit_fn)(void *user, const char *text, size_t n);
+/* Produces until something ends the answer: *reason is "end", "length", "context" or "interrupted".
+ * What was produced is appended to *made; the last of it may not be in the session yet. */
+int machine_answer(machine *m, emit_fn emit, void *user, id_list *made, const char **reason);
+
+double rate(size_t n, double seconds);
+
+#endif

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: MIT */
+/* json.h: reads JSON text (RFC 8259, UTF-8) into an array of nodes: one allocation that follows the
+ * text's size, counted by the context like all others. For config.json, tokenizer.json, safetensors
+ * headers and plan files; nothing is written here.
+ *
+ * Strict: no comments, no trailing commas, no NaN, one value and white space around it, well-formed
+ * UTF-8 without unpaired surrogates, at most KVS__JSON_DEPTH open brackets. Names may repeat: a
+ * look-up finds the last one, as most readers do. Strings and numbers stay where the text is; a
+ * document never changes, any number of threads may read it. */
+#ifndef KVS_ENGINE_JSON_H
+#define KVS_ENGINE_JSON_H
+
+#include "base/base.h"
+#include "engine/gguf.h"
+
+#define KVS__JSON_DEPTH 64u
+#define KVS__JSON_MOST  ((size_t)1 << 30) /* bytes of text that any caller may allow */
+
+typedef struct kvs__json kvs__json;
+
+typedef enum kvs__json_type {
+    KVS__JSON_NONE = 0, /* no such value: what a look-up answers when nothing is there */
+    KVS__JSON_NULL,
+    KVS__JSON_FALSE,
+    KVS__JSON_TRUE,
+    KVS__JSON_NUMBER,
+    KVS__JSON_STRING,
+    KVS__JSON_ARRAY,
+    KVS__JSON_OBJECT
+} kvs__json_type;
+
+/* A value inside a document. */
+typedef struct kvs__jval {
+    const kvs__json *doc; /* NULL: none */
+    uint32_t at;          /* node */
+} kvs__jval;
+
+/* Parses n bytes, borrowed until free. `what` names them in messages and is copied. KVS_E_FORMAT
+ * tells line and column. */
+kvs_status kvs__json_parse(kvs_ctx *ctx, const char *text, size_t n, const char *what,
+                           kvs__json **out, kvs_err *err);
+/* The same for a file of at most max_bytes, mapped until free. KVS_E_NOTFOUND: there is none. */
+kvs_status kvs__json_load(kvs_ctx *ctx, const char *path, size_t max_bytes, kvs__json **out,
+                          kvs_err *err);
+void kvs__json_free(kvs__json *doc); /* NULL is fine */
+
+kvs__jval kvs__json_root(const kvs__json *doc); /* of NULL: none */
+kvs__json_type kvs__json_kind(kvs__jval v);
+const char *kvs__json_kind_name(kvs__jval v); /* "string", "nothing" ... */
+/* Elements of an array, members of an object; 0 for others. */
+size_t kvs__json_count(kvs__jval v);
+
+/* Member of an object by name, in time that follows its size; none for anything else. */
+kvs__jval kvs__json_get(kvs__jval object, const char *name);
+/* Steps through an array: *v none at first; false at the end. */
+bool kvs__json_next(kvs__jval array, kvs__jval *v);
+/* Steps through an object: *value none at first. */
+bool kvs__json_member(kvs__jval object, kvs__jval *name, kvs__jval *value);
+
+/* The bytes between the quotes, or the digits of a number; empty for other kinds. */
+kvs__str kvs__json_raw(kvs__jval v);
+/* Whether raw holds escapes, so that it is not the string itself. */
+bool kvs__json_escaped(kvs__jval v);
+/* Decodes a string into dst, which has room for kvs__json_raw(v).len bytes; returns its length. It
+ * may hold NUL and gets none at the end. */
+size_t kvs__json_text(kvs__jval v, char *dst);
+bool kvs__json_is(kvs__jval v, const char *text); /* a string of exactly this text */
+
+/* Numbers: false where v is none. int: an integral value that fits, however it is written. */
+bool kvs__json_int(kvs__jval v, int64_t *out);
+bool kvs__json_double(kvs__jval v, double *out);
+
+#endif

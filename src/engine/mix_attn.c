@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: MIT */
+/* mix_attn.c: the mixer of most models: multi-head attention with grouped keys and values.
+ *
+ * q, k, v of all rows in one product; biases, norms of heads and the rotary encoding token by
+ * token; then each row appends to its cache and attends to it; then one product for the output. */
+#include "engine/block.h"
+
+typedef struct widths {
+    size_t q, k, v, out;
+} widths;
+
+static widths get_widths(const kvs__layer *l)
+{
+    widths w;
+    w.q = (size_t)l->n_heads * l->k_dim;
+    w.k = (size_t)l->n_kv_heads * l->k_dim;
+    w.v = (size_t)l->n_kv_heads * l->v_dim;
+    w.out = (size_t)l->n_heads * l->v_dim;
+    return w;
+}
+
+typedef struct job {
+    const kvs__graph *g;
+    const kvs__layer *l;
+    widths w;
+    float *q;   /* [n_tokens][n_heads * k_dim] */
+    float *k;   /* [n_tokens][n_kv_heads * k_dim] */
+    float *v;   /* [n_tokens][n_kv_heads * v_dim] */
+    float *out; /* [n_out][n_heads * v_dim] */
+} job;
+
+static kvs__need need(const kvs__net *net, const kvs__layer *l)
+{
+    widths w = get_widths(l);
+    kvs__need n = {w.q + w.k + w.v + w.out, w.out, 0, 0};
+    n.widest = n.widest > net->d_model ? n.widest : net->d_model;
+    return n;
+}
+
+static void add_bias(const job *j, float *y, const float *bias, size_t n)
+{
+    if (bias) {
+        j->g->kern->add(y, y, bias, n);
+    }
+}
+
+static void norm_heads(const job *j, float *y, const float *weight, size_t heads)
+{
+    size_t dim = j->l->k_dim;
+    for (size_t i = 0; weight && i < heads; i++) {
+        j->g->kern->rms_norm(y + i * dim, y + i * dim, weight, dim, j->g->net->rms_eps);
+    }
+}
+
+/* Biases, norms of q and k, rotary encoding. */
+static void finish_token(const void *arg, size_t t)
+{
+    const job *j = arg;
+    const kvs__layer *l = j->l;
+    float *q = j->q + t * j->w.q;
+    float *k = j->k + t * j->w.k;
+    add_bias(j, q, l->bq, j->w.q);
+    add_bias(j, k, l->bk, j->w.k);
+    add_bias(j, j->v + t * j->w.v, l->bv, j->w.v);
+    if (l->wide_norm) {
+        j->g->kern->rms_norm(q, q, l->q_norm, j->w.q, j->g->net->rms_eps);
+        j->g->kern->rms_norm(k, k, l->k_norm, j->w.k, j->g->net->rms_eps);
+    } else {
+        norm_heads(j, q, l->q_norm, l->n_heads);
+        norm_heads(j, k, l->k_norm, l->n_kv_heads);
+    }
+    kvs__graph_turn(j->g, l->rope, t, q, l->n_heads, l->k_dim);
+    kvs__graph_turn(j->g, l->rope, t, k, l->n_kv_heads, l->k_dim);
+}
+
+static void finish_out(const void *arg, size_t t)
+{
+    const job *j = arg;
+    add_bias(j, j->g->h + t * j->g->net->d_model, j->l->bo, j->g->net->d_model);
+}
+
+/* One row's tokens, the first of which is `at` in the step, into its cache; then the queries of
+ * those that go on, into out from `to`. */
+static kvs_status use_cache(const job *j, uint32_t layer, const kvs__graph_row *row, uint32_t skip,
+                            size_t at, size_t to, kvs_err *err)
+{
+    kvs_kv kv = KVS_KV_INIT;
+    kv.n_tokens = row->n;
+    kv.k = j->k + at * j->w.k;
+    kv.v = j->v + at * j->w.v;
+    kvs_status st = kvs_cache_append(row->cache, layer, &kv, err);
+    if (st != KVS_OK || skip == row->n) {
+        return st;
+    }
+    kvs_attend a = KVS_ATTEND_INIT;
+    a.n_queries = row->n - skip;
+    a.n_q_heads = j->l->n_heads;
+    a.q = j->q + (at + skip) * j->w.q;
+    a.out = j->out + to * j->w.out;
+    a.scale = j->l->attn_scale;
+    a.softcap = j->g->net->attn_softcap;
+    return kvs_cache_attend(row->cache, layer, &a, err);
+}
+
+static kvs_status run(kvs__graph *g, uint32_t layer, const kvs__step *step, kvs_err *err)
+{
+    const kvs__layer *l = &g->net->layers[layer];
+    job j = {.g = g, .l = l, .w = get_widths(l)};
+    float *at = g->work;
+    j.q = kvs__graph_take(&at, step->n_tokens * j.w.q);
+    j.k = kvs__graph_take(&at, step->n_tokens * j.w.k);
+    j.v = kvs__graph_take(&at, step->n_tokens * j.w.v);
+    j.out = kvs__graph_take(&at, step->n_out * j.w.out);
+    const kvs__mat_out qkv[] = {
+        {l->wk, j.k, j.w.k},
+        {l->wv, j.v, j.w.v},
+        {l->wq, j.q, j.w.q},
+    };
+    kvs__graph_multiply(g, qkv, KVS_COUNT(qkv), g->h, step->n_tokens);
+    kvs__graph_each(g, finish_token, &j, step->n_tokens);
+    size_t from = 0;
+    size_t to = 0;
+    kvs_status st = KVS_OK;
+    for (uint32_t r = 0; st == KVS_OK && r < step->n_rows; r++) {
+        uint32_t skip = kvs__step_skip(step, r);
+        st = use_cache(&j, layer, &step->rows[r], skip, from, to, err);
+        from += step->rows[r].n;
+        to += step->rows[r].n - skip;
+    }
+    if (st == KVS_OK) {
+        const kvs__mat_out out[] = {{l->wo, g->h, g->net->d_model}};
+        kvs__graph_multiply(g, out, KVS_COUNT(out), j.out, step->n_out);
+    }
+    if (st == KVS_OK && l->bo) {
+        kvs__graph_each(g, finish_out, &j, step->n_out);
+    }
+    return st;
+}
+
+const kvs__mixer kvs__mix_attention = {need, run};

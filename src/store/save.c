@@ -1,0 +1,505 @@
+/* SPDX-License-Identifier: MIT */
+/* save.c: makes an entry durable: hash, write what is not there yet, flush, publish the entry file.
+ *
+ * A save works in windows of some MiB: the blocks of a window are hashed by several threads, looked
+ * up, room is made for those that are missing, and they go to the open segment, whose early
+ * write-back runs while the next window is hashed. Segments are flushed and renamed when all blocks
+ * are out; only then the entry's file is published (I1). Whatever fails undoes what the save did:
+ * references, blocks, temporaries; an entry of the same key stays as it was.
+ *
+ * What it does not do: decide what to evict (evict.c), or look at what parts mean. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "store/kvstore.h"
+
+#define WINDOW       (16u << 20) /* bytes hashed before they are written */
+#define WRITE_BACK   (8u << 20)  /* bytes after which early write-back is asked for */
+#define MAX_RETRIES  16u
+#define MAX_RETRY_MS 10000u
+
+kvs_status kvs__io(kvs_err *err, int e, const char *what, const char *path)
+{
+    return kvs__fail_errno(err, KVS_E_IO, e, "store", "cannot %s '%.140s'", what, path);
+}
+
+/* ---- segments */
+
+kvs_status kvs__seg_begin(kvs_store *s, kvs__seg_out *o, kvs_err *err)
+{
+    char name[32];
+    memset(o, 0, sizeof *o);
+    (void)pthread_mutex_lock(&s->lock);
+    o->id = s->next_seg++;
+    (void)pthread_mutex_unlock(&s->lock);
+    o->at = KVS__SEG_HEAD;
+    o->start_ms = s->v->now_ms(s->v);
+    (void)snprintf(name, sizeof name, "%016llx.kvb", (unsigned long long)o->id);
+    int e = kvs__pub_begin(&o->pub, s->v, s->blocks_dir, name);
+    o->open = e == 0;
+    return e == 0 ? KVS_OK : kvs__io(err, e, "create", o->pub.final);
+}
+
+static kvs_status grow_table(kvs_store *s, kvs__seg_out *o, kvs_err *err)
+{
+    size_t cap = o->table_cap ? o->table_cap * 2 : 64;
+    uint8_t *table = kvs__alloc(s->ctx, cap * KVS__BLOCK_REC);
+    uint32_t *members = kvs__alloc(s->ctx, cap * sizeof *members);
+    if (!table || !members) {
+        kvs__free(s->ctx, table, cap * KVS__BLOCK_REC);
+        kvs__free(s->ctx, members, cap * sizeof *members);
+        return kvs__nomem(err, "store", cap * KVS__BLOCK_REC);
+    }
+    if (o->n_blocks > 0) {
+        memcpy(table, o->table, (size_t)o->n_blocks * KVS__BLOCK_REC);
+        memcpy(members, o->members, o->n_blocks * sizeof *members);
+    }
+    kvs__free(s->ctx, o->table, o->table_cap * KVS__BLOCK_REC);
+    kvs__free(s->ctx, o->members, o->table_cap * sizeof *o->members);
+    o->table = table;
+    o->members = members;
+    o->table_cap = cap;
+    return KVS_OK;
+}
+
+kvs_status kvs__seg_add(kvs_store *s, kvs__seg_out *o, uint32_t block, const kvs__block_rec *rec,
+                        const void *data, kvs_err *err)
+{
+    kvs__block_rec r = *rec;
+    if (o->n_blocks == o->table_cap) {
+        kvs_status st = grow_table(s, o, err);
+        if (st != KVS_OK) {
+            return st;
+        }
+    }
+    r.at = o->at;
+    int e = s->v->pwrite(s->v, o->pub.f, data, (size_t)r.bytes, r.at);
+    if (e != 0) {
+        return kvs__io(err, e, "write", o->pub.tmp);
+    }
+    kvs__block_rec_write(o->table + (size_t)KVS__BLOCK_REC * o->n_blocks, &r);
+    o->members[o->n_blocks++] = block;
+    o->at += r.bytes;
+    if (o->at - o->sent >= WRITE_BACK) {
+        s->v->start_write(s->v, o->pub.f, o->sent, o->at - o->sent);
+        o->sent = o->at;
+    }
+    return KVS_OK;
+}
+
+kvs_status kvs__seg_publish(kvs_store *s, kvs__seg_out *o, kvs_err *err)
+{
+    uint8_t head[KVS__SEG_HEAD];
+    size_t table = (size_t)KVS__BLOCK_REC * o->n_blocks;
+    kvs__seg_head h = {o->at + table, o->id, o->at, o->start_ms, o->n_blocks, {0}};
+    kvs__sha256_of(o->table, table, h.table_sha);
+    kvs__seg_head_write(head, &h);
+    int e = s->v->pwrite(s->v, o->pub.f, o->table, table, o->at);
+    if (e == 0) {
+        e = s->v->pwrite(s->v, o->pub.f, head, sizeof head, 0);
+    }
+    if (e != 0) {
+        return kvs__io(err, e, "write", o->pub.tmp);
+    }
+    o->open = false; /* commit closes in any case */
+    e = kvs__pub_commit(&o->pub, false);
+    if (e != 0) {
+        return kvs__io(err, e, "publish", o->pub.final);
+    }
+    o->published = true;
+    return KVS_OK;
+}
+
+void kvs__seg_out_free(kvs_store *s, kvs__seg_out *o)
+{
+    if (o->open) {
+        kvs__pub_abort(&o->pub);
+        o->open = false;
+    }
+    kvs__free(s->ctx, o->table, o->table_cap * KVS__BLOCK_REC);
+    kvs__free(s->ctx, o->members, o->table_cap * sizeof *o->members);
+    o->table = NULL;
+    o->members = NULL;
+}
+
+/* ---- one save */
+
+typedef struct chunk {
+    uint8_t sha[32];
+    uint64_t xxh;
+    const void *data;
+    uint32_t bytes;
+    uint32_t block; /* KVS__NONE: not looked up yet */
+    bool is_new;    /* is written by this save */
+} chunk;
+
+typedef struct save {
+    kvs_store *s;
+    kvs__item *it;
+    kvs__entry *e;
+    chunk *chunks; /* [n] */
+    uint32_t n;
+    uint32_t n_held;    /* chunks that hold a reference */
+    kvs__seg_out *segs; /* [segs_cap]; the last may be open */
+    size_t n_segs;
+    size_t segs_cap;
+    uint8_t *file; /* of the entry */
+    size_t file_bytes;
+    uint64_t written;
+    uint64_t shared;
+} save;
+
+static void list_chunks(save *w)
+{
+    const kvs__item *it = w->it;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < it->head.n_parts; i++) {
+        const kvs__part *p = &it->parts[i];
+        for (uint32_t k = 0; k < p->n_chunks; k++) {
+            w->chunks[n].data = (const char *)it->data[i] + (size_t)k * p->chunk_bytes;
+            w->chunks[n].bytes = (uint32_t)kvs__chunk_size(p, k);
+            w->chunks[n++].block = KVS__NONE;
+        }
+    }
+}
+
+static void hash_one(void *arg, size_t i, uint32_t thread)
+{
+    chunk *c = (chunk *)arg + i;
+    (void)thread;
+    kvs__sha256_of(c->data, c->bytes, c->sha);
+    c->xxh = kvs__xxh3(c->data, c->bytes);
+}
+
+/* Takes a reference for each chunk of the window; counts the bytes that must be written. */
+static kvs_status look_up(save *w, uint32_t from, uint32_t to, uint64_t *missing, kvs_err *err)
+{
+    kvs_store *s = w->s;
+    (void)pthread_mutex_lock(&s->lock);
+    kvs_status st = kvs__blocks_reserve(s, to - from, err);
+    for (uint32_t i = from; i < to && st == KVS_OK; i++) {
+        chunk *c = &w->chunks[i];
+        c->block = kvs__block_find(s, c->sha, c->bytes);
+        if (c->block == KVS__NONE) {
+            c->block = kvs__block_new(s, c->sha, c->bytes, c->xxh);
+            c->is_new = true;
+            *missing += c->bytes + (uint64_t)KVS__BLOCK_REC;
+        } else {
+            w->shared += c->bytes;
+        }
+        kvs__block_ref(s, c->block);
+        w->n_held++;
+    }
+    (void)pthread_mutex_unlock(&s->lock);
+    return st;
+}
+
+/* The open segment, or a fresh one. One that is complete waits for its flush until the end; its
+ * write-back has begun. */
+static kvs_status segment(save *w, kvs__seg_out **out, kvs_err *err)
+{
+    kvs__seg_out *last = w->n_segs > 0 ? &w->segs[w->n_segs - 1] : NULL;
+    kvs_status st = KVS_OK;
+    if (!last || last->at >= KVS__SEG_TARGET) {
+        KVS_ASSERT(w->n_segs < w->segs_cap);
+        last = &w->segs[w->n_segs];
+        st = kvs__seg_begin(w->s, last, err);
+        w->n_segs += st == KVS_OK;
+    }
+    *out = last;
+    return st;
+}
+
+static kvs_status write_window(save *w, uint32_t from, uint32_t to, kvs_err *err)
+{
+    kvs_status st = KVS_OK;
+    for (uint32_t i = from; i < to && st == KVS_OK; i++) {
+        const chunk *c = &w->chunks[i];
+        kvs__seg_out *o = NULL;
+        if (!c->is_new) {
+            continue;
+        }
+        st = segment(w, &o, err);
+        if (st == KVS_OK) {
+            kvs__block_rec r = {{0}, 0, c->bytes, c->xxh};
+            memcpy(r.sha, c->sha, 32);
+            st = kvs__seg_add(w->s, o, c->block, &r, c->data, err);
+            w->written += c->bytes;
+        }
+    }
+    return st;
+}
+
+static kvs_status save_blocks(save *w, kvs_err *err)
+{
+    uint64_t reserved = w->it->head.file_bytes + KVS__SEG_HEAD;
+    kvs_status st = KVS_OK;
+    for (uint32_t from = 0; from < w->n && st == KVS_OK;) {
+        uint32_t to = from;
+        for (uint64_t bytes = 0; to < w->n && bytes < WINDOW; to++) {
+            bytes += w->chunks[to].bytes;
+        }
+        kvs__parallel(w->s, to - from, hash_one, w->chunks + from);
+        st = look_up(w, from, to, &reserved, err);
+        if (st == KVS_OK) {
+            /* what this save has written so far is in no table yet, so all of it is asked for */
+            st = kvs__make_room(w->s, reserved + w->n_segs * KVS__SEG_HEAD, err);
+        }
+        if (st == KVS_OK) {
+            st = write_window(w, from, to, err);
+        }
+        from = to;
+    }
+    if (st == KVS_OK && w->n == 0) {
+        st = kvs__make_room(w->s, reserved, err);
+    }
+    return st;
+}
+
+static kvs_status publish_segs(save *w, kvs_err *err)
+{
+    kvs_store *s = w->s;
+    kvs_status st = KVS_OK;
+    for (size_t i = 0; i < w->n_segs && st == KVS_OK; i++) {
+        st = kvs__seg_publish(s, &w->segs[i], err);
+    }
+    if (st == KVS_OK && w->n_segs > 0) {
+        int e = s->v->sync_dir(s->v, s->blocks_dir);
+        st = e == 0 ? KVS_OK : kvs__io(err, e, "flush", s->blocks_dir);
+    }
+    return st;
+}
+
+/* Memory for what comes after the point of no return. */
+static kvs_status reserve_tables(save *w, kvs_err *err)
+{
+    kvs_store *s = w->s;
+    (void)pthread_mutex_lock(&s->lock);
+    kvs_status st = kvs__segs_reserve(s, w->n_segs, err);
+    if (st == KVS_OK) {
+        st = kvs__entries_reserve(s, w->e->n_levels, err);
+    }
+    (void)pthread_mutex_unlock(&s->lock);
+    return st;
+}
+
+static void fill_entry(save *w)
+{
+    const kvs__item *it = w->it;
+    kvs__entry *e = w->e;
+    uint8_t *sha = w->file + w->file_bytes - (size_t)32 * w->n; /* in place: they come last */
+    if (it->head.n_ids > 0) {
+        memcpy(e->ids, it->ids, (size_t)it->head.n_ids * sizeof *e->ids);
+    }
+    if (it->head.ns_bytes > 0) {
+        memcpy(e->ns, it->ns, it->head.ns_bytes);
+    }
+    if (it->head.n_parts > 0) {
+        memcpy(e->parts, it->parts, (size_t)it->head.n_parts * sizeof *e->parts);
+    }
+    for (uint32_t i = 0; i < w->n; i++) {
+        e->chunks[i] = w->chunks[i].block;
+        memcpy(sha + (size_t)32 * i, w->chunks[i].sha, 32);
+    }
+    e->foreign = !w->s->any_identity && memcmp(e->head.identity, w->s->identity, 32) != 0;
+    kvs__entry_write(w->file, &it->head, e->ns, e->ids, e->parts, NULL);
+}
+
+/* Blocks and entry appear in the tables together; the one of the same key goes. */
+static void install(save *w)
+{
+    kvs_store *s = w->s;
+    (void)pthread_mutex_lock(&s->lock);
+    for (size_t i = 0; i < w->n_segs; i++) {
+        kvs__seg_out *o = &w->segs[i];
+        uint32_t seg = kvs__seg_new(s, o->id, o->at + (uint64_t)KVS__BLOCK_REC * o->n_blocks);
+        for (uint32_t k = 0; k < o->n_blocks; k++) {
+            kvs__block_rec r;
+            kvs__block_rec_read(o->table + (size_t)KVS__BLOCK_REC * k, &r);
+            kvs__block_place(s, o->members[k], seg, r.at);
+        }
+    }
+    uint32_t old = kvs__entry_by_key(s, w->e->head.key);
+    if (old != KVS__NONE) {
+        kvs__entry_drop(s, old);
+    }
+    kvs__entry_list(s, w->e);
+    w->it->entry = w->e->id;
+    s->stats.written++;
+    s->stats.written_bytes += w->written;
+    s->stats.deduplicated_bytes += w->shared;
+    w->n_held = 0; /* they are the entry's */
+    w->e = NULL;
+    (void)pthread_mutex_unlock(&s->lock);
+}
+
+static kvs_status publish_entry(save *w, kvs_err *err)
+{
+    kvs_store *s = w->s;
+    char name[KVS__ENTRY_NAME + 1];
+    kvs__entry_name(w->it->head.key, name);
+    int e = kvs__publish(s->v, s->entries_dir, name, w->file, w->file_bytes, false);
+    if (e != 0) {
+        return kvs__io(err, e, "publish an entry in", s->entries_dir);
+    }
+    /* From here on the file is there, and what it replaced is not: the tables follow even if the
+     * flush fails, in which case the entry is served but not said to be durable. */
+    e = s->v->sync_dir(s->v, s->entries_dir);
+    s->entries_dirty |= e != 0;
+    install(w);
+    return e == 0 ? KVS_OK : kvs__io(err, e, "flush", s->entries_dir);
+}
+
+static void undo(save *w)
+{
+    kvs_store *s = w->s;
+    char path[KVS__PATH_MAX];
+    for (size_t i = 0; i < w->n_segs; i++) {
+        if (w->segs[i].published && w->e) { /* no entry file refers to it */
+            kvs__seg_path(s, w->segs[i].id, path);
+            (void)s->v->unlink(s->v, path);
+        }
+        kvs__seg_out_free(s, &w->segs[i]);
+    }
+    (void)pthread_mutex_lock(&s->lock);
+    for (uint32_t i = 0; i < w->n_held; i++) {
+        kvs__block_unref(s, w->chunks[i].block);
+    }
+    for (uint32_t i = 0; i < w->n_held; i++) {
+        if (w->chunks[i].is_new) {
+            kvs__block_drop(s, w->chunks[i].block);
+        }
+    }
+    (void)pthread_mutex_unlock(&s->lock);
+    kvs__entry_free(s, w->e);
+    kvs__free(s->ctx, w->chunks, (size_t)w->n * sizeof *w->chunks);
+    kvs__free(s->ctx, w->segs, w->segs_cap * sizeof *w->segs);
+    kvs__free(s->ctx, w->file, w->file_bytes);
+}
+
+static kvs_status save_start(save *w, kvs_err *err)
+{
+    kvs__item *it = w->it;
+    kvs_store *s = w->s;
+    uint64_t whole = it->head.data_bytes + it->head.file_bytes;
+    if (s->opts.max_bytes > 0 && whole > s->opts.max_bytes) {
+        return kvs__fail(err, KVS_E_LIMIT, "store",
+                         "an entry of %llu bytes is larger than the limit of %llu",
+                         (unsigned long long)whole, (unsigned long long)s->opts.max_bytes);
+    }
+    w->n = it->head.n_chunks;
+    w->file_bytes = (size_t)it->head.file_bytes;
+    /* every segment but the last reaches the target */
+    w->segs_cap = (size_t)(it->head.data_bytes / KVS__SEG_TARGET) + 2;
+    w->e = kvs__entry_new(s, &it->head, err);
+    w->chunks = kvs__calloc(s->ctx, w->n, sizeof *w->chunks);
+    w->segs = kvs__calloc(s->ctx, w->segs_cap, sizeof *w->segs);
+    w->file = kvs__alloc(s->ctx, w->file_bytes);
+    if (!w->e || !w->chunks || !w->segs || !w->file) {
+        return kvs__nomem(err, "store", w->file_bytes);
+    }
+    list_chunks(w);
+    return KVS_OK;
+}
+
+/* Once, with the role. */
+static kvs_status save_once(kvs_store *s, kvs__item *it, kvs_err *err)
+{
+    save w = {.s = s, .it = it};
+    it->head.created_ms = s->v->now_ms(s->v);
+    kvs_status st = save_start(&w, err);
+    if (st == KVS_OK) {
+        w.e->head.created_ms = it->head.created_ms;
+        st = save_blocks(&w, err);
+    }
+    if (st == KVS_OK) {
+        st = reserve_tables(&w, err);
+    }
+    if (st == KVS_OK) {
+        st = publish_segs(&w, err);
+    }
+    if (st == KVS_OK) {
+        fill_entry(&w);
+        st = publish_entry(&w, err);
+    }
+    undo(&w);
+    return st;
+}
+
+static bool worth_a_retry(kvs_status st, const kvs_err *err)
+{
+    return st == KVS_E_NOMEM || (st == KVS_E_IO && kvs__errno_transient(err->sys_errno));
+}
+
+void kvs__item_run(kvs_store *s, kvs__item *it)
+{
+    uint32_t wait_ms = s->opts.retry_ms;
+    for (uint32_t round = 0;; round++) {
+        memset(&it->err, 0, sizeof it->err);
+        (void)pthread_mutex_lock(&s->role);
+        it->status = save_once(s, it, &it->err);
+        kvs__settle_damage(s);
+        (void)kvs__reclaim(s);
+        (void)pthread_mutex_unlock(&s->role);
+        (void)pthread_mutex_lock(&s->lock);
+        bool again = it->status != KVS_OK && worth_a_retry(it->status, &it->err) &&
+                     round < s->opts.retries && round < MAX_RETRIES && !s->stop;
+        if (it->status != KVS_OK) {
+            kvs__reason(s, "%.150s", it->err.msg);
+            s->stats.retried += again;
+            s->stats.failed += !again && it->status != KVS_E_LIMIT;
+            s->stats.refused += it->status == KVS_E_LIMIT;
+        }
+        (void)pthread_mutex_unlock(&s->lock);
+        if (!again) {
+            break;
+        }
+        s->v->sleep_ms(s->v, wait_ms);
+        wait_ms = wait_ms < MAX_RETRY_MS ? wait_ms * 2 : wait_ms;
+    }
+    if (it->done) {
+        it->done(it->done_user, it->status, it->entry, it->status == KVS_OK ? NULL : &it->err);
+    }
+}
+
+void kvs__item_free(kvs_store *s, kvs__item *it)
+{
+    kvs__free(s->ctx, it->copy, it->copy_bytes);
+    kvs__free(s->ctx, it, it->alloc_bytes);
+}
+
+void *kvs__writer_main(void *store)
+{
+    kvs_store *s = store;
+    (void)pthread_mutex_lock(&s->lock);
+    for (;;) {
+        while (!s->put_head && !s->stop) {
+            (void)pthread_cond_wait(&s->changed, &s->lock);
+        }
+        kvs__item *it = s->put_head;
+        if (!it) {
+            break; /* stopped, and nothing is left */
+        }
+        s->put_head = it->next;
+        s->put_tail = it->next ? s->put_tail : NULL;
+        s->writing = true;
+        (void)pthread_mutex_unlock(&s->lock);
+        size_t bytes = it->copy_bytes;
+        bool waits = it->waits;
+        kvs__item_run(s, it);
+        if (!waits) {
+            kvs__item_free(s, it);
+        }
+        (void)pthread_mutex_lock(&s->lock);
+        if (waits) {
+            it->finished = true;
+        }
+        s->stats.queued_items--;
+        s->stats.queued_bytes -= bytes;
+        s->writing = false;
+        (void)pthread_cond_broadcast(&s->changed);
+    }
+    (void)pthread_mutex_unlock(&s->lock);
+    return NULL;
+}

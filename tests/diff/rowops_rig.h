@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: MIT */
+/* rowops_rig.h: the parts of a row program's run: the model of rows and sets, what a token stores,
+ * one read held against the naive model, and the replay of a row in a cache of its own. */
+#ifndef KVS_TESTS_DIFF_ROWOPS_RIG_H
+#define KVS_TESTS_DIFF_ROWOPS_RIG_H
+
+#include <stdbool.h>
+
+#include "diff/naive.h"
+#include "diff/ops_heap.h"
+#include "diff/ops_paged.h"
+#include "diff/rowops.h"
+
+enum { MAX_LAYERS = 3, MAX_ROWS = 6, MAX_TOKENS = 420, MAX_VIEWS = 2, MAX_DIM = 32, MAX_HEADS = 2 };
+
+typedef struct row {
+    kvs_layer_spec spec[MAX_LAYERS];
+    uint32_t tok[MAX_TOKENS];
+    uint32_t n;
+    uint32_t base;   /* committed, while a round is open */
+    uint32_t drafts; /* of the round */
+    uint32_t high;   /* greatest length since it was empty: what a ring may have dropped */
+    bool back;       /* was cut shorter outside rounds */
+} row;
+
+typedef struct set {
+    kvs_rows *rows;
+    uint32_t n;
+    row *row[MAX_ROWS];
+    bool open;
+    bool step;
+} set;
+
+typedef struct captured {
+    kvs_view *view;
+    uint32_t layer;
+    row at;
+} captured;
+
+typedef struct run {
+    const uint8_t *p;
+    size_t n;
+    heap heap;
+    kvs_ctx *ctx;
+    kvs_pages *pages;
+    kvs_ctx *plain; /* replays and the model's codec calls */
+    uint32_t n_layers;
+    bool borrow[MAX_LAYERS];
+    uint32_t heads[MAX_LAYERS];
+    uint32_t k_dim[MAX_LAYERS];
+    uint32_t v_dim[MAX_LAYERS];
+    set set[2];
+    captured view[MAX_VIEWS];
+    model model;
+    uint32_t next_token;
+    uint64_t op;
+    rowops_stats *stats;
+    float k[MAX_TOKENS * MAX_HEADS * MAX_DIM];
+    float v[MAX_TOKENS * MAX_HEADS * MAX_DIM];
+} run;
+
+#define CHECK(cond, what)                                                                          \
+    do {                                                                                           \
+        if (!(cond)) {                                                                             \
+            return report(r, what, #cond);                                                         \
+        }                                                                                          \
+    } while (0)
+
+/* Prints; 1. */
+int report(const run *r, const char *what, const char *detail);
+/* Keys and values of n tokens for a layer, in r->k and r->v. */
+kvs_kv token_kv(run *r, uint32_t layer, const uint32_t *tok, uint32_t n);
+/* The layer whose tokens are read. */
+uint32_t source_of(const run *r, uint32_t layer);
+/* Largest block that all layers of a row take. */
+uint32_t row_block(const run *r, const row *m);
+/* One read of the newest tokens, compared with the model; refusals are judged. */
+int read_and_compare(run *r, kvs_cache *c, kvs_view *view, const row *m, uint32_t layer,
+                     uint32_t n_queries);
+kvs_status new_cache(const run *r, kvs_ctx *ctx, const row *m, uint64_t reserve, kvs_cache **out);
+/* The tokens of m in a cache of its own: the same bytes as in c. */
+int replay(run *r, kvs_cache *c, const row *m);
+
+#endif
