@@ -40,6 +40,7 @@ typedef struct kvs_recurrent_spec {
     uint32_t conv_taps;   /* 2..16; the tail keeps the newest conv_taps - 1 inputs. 0: none */
     kvs_dtype conv_dtype; /* inputs are rounded to it before anything else sees them */
     /* Tokens behind the greatest length so far that a rewind reaches exactly, drafts or not; 0: none.
+     * A round of txn.h takes them all: drafts + 1, since an abort takes back the pending token too.
      * Kept are snapshots of the state every undo_interval tokens and the inputs after them, from which a rewind recomputes
      * at most undo_interval - 1 tokens; with 1, the state after each token, and none. 0: the least
      * that undo_bytes allows, and without undo_bytes the interval that takes the least memory. */

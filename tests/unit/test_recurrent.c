@@ -475,6 +475,65 @@ static void test_rewind_all(void **state)
     kvs_ctx_free(ctx);
 }
 
+/* Two rows of an attention and a recurrent layer in one round of three drafts, with an acceptance
+ * each, then an aborted round: all ends as if only what was kept had ever been there. */
+static void test_rounds(void **state)
+{
+    (void)state;
+    static const uint32_t accepted[] = {1, 3};
+    kvs_ctx *ctx = rig_ctx(1, 0);
+    kvs_recurrent_spec s = ssd_spec(4, 0);
+    kvs_layer_spec specs[2] = {rig_spec(1, 16, 16, "f16", "f16"), layer_of(&s)};
+    rec_weights w = rec_weights_new(&s, 7);
+    kvs_cache *row[2];
+    kvs_cache *solo[2];
+    uint64_t ids[20];
+    ids_from(ids, 0, 20);
+    row[0] = rig_cache(ctx, specs, 2, 0);
+    rig_fill(row[0], 0, 10, 10, 1);
+    rig_must(rec_drive(row[0], 1, &w, ids, 10, NULL, NULL, NULL));
+    rig_must(kvs_cache_fork(row[0], KVS_ALL_TOKENS, &row[1], NULL));
+    for (int i = 0; i < 2; i++) {
+        rig_must(kvs_cache_fork(row[0], KVS_ALL_TOKENS, &solo[i], NULL));
+        rig_must(rec_drive(solo[i], 1, &w, ids + 10, accepted[i] + 1, NULL, NULL, NULL));
+    }
+    kvs_cache *own[2] = {row[0], row[1]};
+    kvs_rows *set = NULL;
+    rig_must(kvs_rows_merge(ctx, own, 2, &set, NULL));
+    kvs_txn_opts o = KVS_TXN_OPTS_INIT;
+    o.n_drafts = 3;
+    for (int round = 0; round < 2; round++) {
+        rig_must(kvs_txn_begin(set, &o, NULL));
+        for (int i = 0; i < 2; i++) {
+            rig_fill(row[i], 0, 4, 4, 1);
+            rig_must(rec_drive(row[i], 1, &w, ids + 10, 4, NULL, NULL, NULL));
+            kvs_recurrent_planes p = KVS_RECURRENT_PLANES_INIT;
+            int64_t len = kvs_cache_length(row[i], 1);
+            assert_int_equal(kvs_recurrent_export(row[i], 1, len, &p, NULL), KVS_E_STATE);
+            assert_int_equal(rec_drive(row[i], 1, &w, ids, 1, NULL, NULL, NULL), KVS_E_LIMIT);
+        }
+        rig_must(round ? kvs_txn_abort(set, NULL) : kvs_txn_resolve(set, accepted, NULL));
+        for (int i = 0; i < 2; i++) {
+            size_t n = 0;
+            int64_t len = 11 + (int64_t)accepted[i];
+            assert_int_equal(kvs_cache_length(row[i], 0), len);
+            assert_int_equal(kvs_cache_length(row[i], 1), len);
+            void *a = rec_export(row[i], 1, len, &n);
+            void *b = rec_export(solo[i], 1, len, &n);
+            assert_memory_equal(a, b, n);
+            free(a);
+            free(b);
+        }
+    }
+    o.n_drafts = 4; /* and the pending token: one more than undo reaches */
+    assert_int_not_equal(kvs_txn_begin(set, &o, NULL), KVS_OK);
+    kvs_rows_free(set);
+    kvs_cache_free(solo[0]);
+    kvs_cache_free(solo[1]);
+    rec_weights_free(&w);
+    kvs_ctx_free(ctx);
+}
+
 /* Rows of 3, 7 and 5 tokens, padded in front and behind to 8 columns, in two pieces of columns:
  * each ends with what it has alone. */
 static void test_padding(void **state)
@@ -620,6 +679,7 @@ int main(void)
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_bad_steps),
         cmocka_unit_test(test_rewind_all),
+        cmocka_unit_test(test_rounds),
         cmocka_unit_test(test_padding),
         cmocka_unit_test(test_nan),
         cmocka_unit_test(test_fault),
