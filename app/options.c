@@ -301,6 +301,21 @@ static void make_tables(tables *t, uint32_t command)
     }
 }
 
+static int positional(settings *s, const char *command_name, int n, char **words)
+{
+    for (int i = 0; i < n; i++) {
+        if (s->n_args < s->max_args) {
+            s->args[s->n_args++] = words[i];
+        } else if (s->model || s->max_args > 0) {
+            return fail(EXIT_USAGE, "\"%s\" is one argument too many; kvstate %s --help", words[i],
+                        command_name);
+        } else {
+            s->model = words[i];
+        }
+    }
+    return 0;
+}
+
 static int from_argv(settings *s, const tables *t, const char *command_name, int argc, char **argv)
 {
     opterr = 0;
@@ -326,18 +341,7 @@ static int from_argv(settings *s, const tables *t, const char *command_name, int
             return rc;
         }
     }
-    for (int i = optind; i < argc; i++) {
-        if (s->n_args < s->max_args) {
-            s->args[s->n_args++] = argv[i];
-            continue;
-        }
-        if (s->model || s->max_args > 0) {
-            return fail(EXIT_USAGE, "\"%s\" is one argument too many; kvstate %s --help", argv[i],
-                        command_name);
-        }
-        s->model = argv[i];
-    }
-    return 0;
+    return positional(s, command_name, argc - optind, argv + optind);
 }
 
 int options_parse(settings *s, uint32_t command, const char *command_name, int argc, char **argv)

@@ -25,7 +25,7 @@ static const kvs__layer *layer_of(const kvs_rows *set, uint32_t b, uint32_t laye
     return l;
 }
 
-/* First position that a later query may see: the window counts the query itself. */
+/* First position of the live window: what the newest token sees. */
 static int64_t live_begin(const kvs__store *s)
 {
     int64_t begin = s->window > 0 ? s->len - (int64_t)s->window : 0;
