@@ -106,8 +106,10 @@ static int encode_prompt(run *r)
         rc = chat_open(r->s, r->m.ctx, r->m.model, false, &r->format);
     }
     if (rc == 0 && r->s->system && !r->format) {
-        return fail(EXIT_USAGE, "--system-prompt needs a chat format, and this model has no chat "
-                                "template; name one with --chat-template");
+        bool refused = r->s->raw || (r->s->template && strcmp(r->s->template, "none") == 0);
+        return fail(EXIT_USAGE, "--system needs a chat format, %s",
+                    refused ? "which --raw and --chat-template none do without"
+                            : "and this model has no chat template; name one with --chat-template");
     }
     if (rc == 0) {
         rc = r->format ? chat_encode_turn(r->format, r->s->system, text, n, &r->ids)

@@ -16,6 +16,9 @@
 #define INF      1e30
 #define U31      2147483647.0
 
+#define HELP_COLUMN 33 /* of the help texts */
+#define HELP_WIDTH  100
+
 const option_def option_table[] = {
     {"m|model", "FILE", "GGUF file or directory of safetensors; may also be given without -m",
      CMD_ALL, OPT_TEXT, F(model), 0, 0},
@@ -156,7 +159,8 @@ static int set_number(const option_def *o, const char *name, const char *text, v
     errno = 0;
     double x = strtod(text, &end);
     bool whole = o->kind != OPT_F32;
-    (void)snprintf(want, sizeof want, "a%s number from %g to %g", whole ? " whole" : "", o->min,
+    (void)snprintf(want, sizeof want,
+                   whole ? "a whole number from %.0f to %.0f" : "a number from %g to %g", o->min,
                    o->max);
     if (o->kind == OPT_COUNT && x == -1.0 && *end == '\0' && end != text) {
         *(uint32_t *)field = o->offset == F(repeat_last_n) ? UINT32_MAX : 0;
@@ -367,6 +371,24 @@ int options_parse(settings *s, uint32_t command, const char *command_name, int a
     return from_argv(s, &t, command_name, argc, argv);
 }
 
+/* Text behind the cursor, which stands at column HELP_COLUMN; lines are broken at spaces. */
+static void put_wrapped(FILE *out, const char *text)
+{
+    size_t at = HELP_COLUMN;
+    while (*text) {
+        size_t n = strcspn(text, " ");
+        if (at > HELP_COLUMN && at + n + 1 > HELP_WIDTH) {
+            (void)fprintf(out, "\n%*s", HELP_COLUMN, "");
+            at = HELP_COLUMN;
+        }
+        (void)fprintf(out, "%s%.*s", at > HELP_COLUMN ? " " : "", (int)n, text);
+        at += n + (at > HELP_COLUMN);
+        text += n;
+        text += *text == ' ';
+    }
+    (void)fputc('\n', out);
+}
+
 void options_help(FILE *out, uint32_t command)
 {
     for (size_t i = 0; i < n_options; i++) {
@@ -378,16 +400,16 @@ void options_help(FILE *out, uint32_t command)
         char name[32];
         for (size_t k = 0; option_name(o, k, name, sizeof name); k++) {
             size_t at = strlen(left);
-            bool one = name[1] == '\0' || strlen(name) <= 3;
-            (void)snprintf(left + at, sizeof left - at, "%s%s%s", k ? ", " : "", one ? "-" : "--",
-                           name);
+            (void)snprintf(left + at, sizeof left - at, "%s%s%s", k ? ", " : "",
+                           name[1] == '\0' ? "-" : "--", name);
         }
         size_t at = strlen(left);
         (void)snprintf(left + at, sizeof left - at, " %s", o->arg ? o->arg : "");
-        if (strlen(left) > 30) {
-            (void)fprintf(out, "  %s\n  %-30s %s\n", left, "", o->help);
+        if (strlen(left) > HELP_COLUMN - 3) {
+            (void)fprintf(out, "  %s\n%*s", left, HELP_COLUMN, "");
         } else {
-            (void)fprintf(out, "  %-30s %s\n", left, o->help);
+            (void)fprintf(out, "  %-*s", HELP_COLUMN - 2, left);
         }
+        put_wrapped(out, o->help);
     }
 }
