@@ -58,7 +58,7 @@ const option_def option_table[] = {
      F(ctx_size), 0, U31},
     {"kv", "PLAN",
      "how keys and values are kept: f32 f16 bf16 q8 q6 q5 q4 q3 q2 affineN[:G] kXvY "
-     "A+B layers:FILE layers=LINES paged[/N]:PLAN [f16]; bench, perplexity: a list",
+     "A+B layers:FILE layers=LINES config:FILE paged[/N]:PLAN [f16]; bench, perplexity: a list",
      CMD_ALL, OPT_TEXT, F(kv), 0, 0},
     {"ctk|cache-type-k", "TYPE", "keys alone; llama.cpp's type names too", CMD_ALL, OPT_TEXT,
      F(cache_k), 0, 0},
@@ -66,7 +66,7 @@ const option_def option_table[] = {
     {"kv-bits", "N", "as --kv affineN", CMD_ALL, OPT_U32, F(kv_bits), 2, 8},
     {"kv-group-size", "G", "elements that share a scale: 32, 64, 128 [64]", CMD_ALL, OPT_U32,
      F(kv_group), 32, 128},
-    {"kv-start|quantized-kv-start", "N", "the first N tokens are kept as f16 until then", CMD_ALL,
+    {"kv-start|quantized-kv-start", "N", "the first N tokens are kept dense until then", CMD_ALL,
      OPT_U32, F(kv_start), 0, U31},
     {"kv-block", "N", "keep them in blocks of N tokens of one pool; results are the same", CMD_ALL,
      OPT_U32, F(kv_block), 1, 256},
