@@ -14,8 +14,8 @@ typedef struct kvs__pc_leaf {
     kvs_prompt_class cls;
     char path[KVS__PC_PATH]; /* of its state in tensor names, "5.0" */
     uint32_t entry, member;
-    bool quantized; /* planes are words, scales, biases */
-    uint32_t n_planes; /* 0: nothing stored yet */
+    bool quantized;                    /* planes are words, scales, biases */
+    uint32_t n_planes;                 /* 0: nothing stored yet */
     const kvs__st_tensor *plane[2][3]; /* keys, values: [batch][heads][columns][units] */
     size_t batch, heads, columns;
     uint32_t dim[2];
@@ -60,7 +60,7 @@ struct kvs_prompt_cache {
     size_t meta_bytes;
     struct kvs__pc_meta {
         kvs__str key, value;
-    } *meta; /* [n_meta] */
+    } * meta; /* [n_meta] */
     char what[128];
 };
 

@@ -70,8 +70,8 @@ static kvs_status check_codec(const job *j, int side, kvs_err *err)
                     what, a, b);
     }
     if (want.bits != has->bits || want.group != has->group || want.dtype != has->dtype) {
-        return FAIL(j, err, KVS_E_UNSUPPORTED, "%s are %s in the file, the plan keeps %s%s", what, a,
-                    b, is_dense_phase(j) ? " before its start" : "");
+        return FAIL(j, err, KVS_E_UNSUPPORTED, "%s are %s in the file, the plan keeps %s%s", what,
+                    a, b, is_dense_phase(j) ? " before its start" : "");
     }
     return KVS_OK;
 }
@@ -114,8 +114,8 @@ static bool has_range(const job *j, int64_t begin, int64_t end)
 static kvs_status check_tokens(const job *j, kvs_err *err)
 {
     const kvs_layer_spec *s = j->spec;
-    if (s->dense_until > 0 && !is_dense_phase(j) && s->window > 0 &&
-        s->layout != KVS_LAYOUT_GROW && j->offset > (int64_t)s->window) {
+    if (s->dense_until > 0 && !is_dense_phase(j) && s->window > 0 && s->layout != KVS_LAYOUT_GROW &&
+        j->offset > (int64_t)s->window) {
         return FAIL(j, err, KVS_E_UNSUPPORTED,
                     "%lld tokens past the start of quantisation into a window of %u",
                     (long long)j->offset, s->window);
@@ -132,10 +132,11 @@ static kvs_status check_tokens(const job *j, kvs_err *err)
                     (long long)j->offset);
     }
     if (s->layout == KVS_LAYOUT_GROW || s->dense_until > 0) {
-        return FAIL(j, err, KVS_E_UNSUPPORTED,
-                    "the file dropped tokens before its window, and this plan keeps all%s; a smaller "
-                    "block, or kv_block, makes the window a ring",
-                    s->dense_until > 0 ? " until its start" : "");
+        return FAIL(
+            j, err, KVS_E_UNSUPPORTED,
+            "the file dropped tokens before its window, and this plan keeps all%s; a smaller "
+            "block, or kv_block, makes the window a ring",
+            s->dense_until > 0 ? " until its start" : "");
     }
     return KVS_OK;
 }

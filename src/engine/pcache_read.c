@@ -19,8 +19,8 @@
 #include "engine/pcache.h"
 
 #define MAX_LEAVES 65536u
-#define MAX_DEPTH  4u       /* of CacheLists in each other */
-#define MAX_DIM    65536u   /* of a head */
+#define MAX_DEPTH  4u        /* of CacheLists in each other */
+#define MAX_DIM    65536u    /* of a head */
 #define MAX_COUNT  INT32_MAX /* tokens, sizes: what MLX writes are 32-bit integers */
 
 kvs_status kvs__pc_fail(const kvs_prompt_cache *f, uint32_t leaf, kvs_err *err, kvs_status status,
@@ -240,7 +240,8 @@ static kvs_status read_affine_side(const kvs_prompt_cache *f, kvs__pc_leaf *l, i
 static kvs_status find_planes(const kvs_prompt_cache *f, const place *p, kvs__pc_leaf *l,
                               kvs_err *err)
 {
-    const kvs__st_tensor *none[2] = {find_tensor(f, p->state, ".0"), find_tensor(f, p->state, ".1")};
+    const kvs__st_tensor *none[2] = {find_tensor(f, p->state, ".0"),
+                                     find_tensor(f, p->state, ".1")};
     if (f->layout == KVS_PROMPT_MLX_LM_032 && none[0] && none[1] && is_none(none[0]) &&
         is_none(none[1])) {
         return KVS_OK;
@@ -297,7 +298,11 @@ static const struct class_row {
     int8_t value[N_NUMBERS]; /* of the metadata, before */
 } classes[] = {
     /*                                                off keep max idx chk st grp bit */
-    {"KVCache", KVS_PROMPT_KV, false, {2, -1, -1, -1, -1, -1, -1, -1}, {-1, -1, -1, -1, -1, -1, -1, -1}},
+    {"KVCache",
+     KVS_PROMPT_KV,
+     false,
+     {2, -1, -1, -1, -1, -1, -1, -1},
+     {-1, -1, -1, -1, -1, -1, -1, -1}},
     {"QuantizedKVCache",
      KVS_PROMPT_QUANTIZED,
      true,
@@ -424,9 +429,10 @@ static kvs_status finish_leaf(const kvs_prompt_cache *f, kvs__pc_leaf *l, kvs_er
         l->offset = (int64_t)l->columns; /* cut to the live rows */
     }
     if (old && l->start > 0) {
-        return kvs__pc_fail(f, f->n_leaves, err, KVS_E_UNSUPPORTED,
-                            "a chunked cache whose front was dropped: this layout does not tell its "
-                            "offset");
+        return kvs__pc_fail(
+            f, f->n_leaves, err, KVS_E_UNSUPPORTED,
+            "a chunked cache whose front was dropped: this layout does not tell its "
+            "offset");
     }
     bool ring = l->cls == KVS_PROMPT_ROTATING || l->cls == KVS_PROMPT_ROTATING_QUANTIZED ||
                 l->cls == KVS_PROMPT_BATCH_ROTATING;

@@ -38,11 +38,10 @@ typedef struct saver {
 
 static const char *class_name(kvs_prompt_class cls)
 {
-    static const char *const names[] = {"KVCache",         "QuantizedKVCache",
-                                        "RotatingKVCache", "RotatingQuantizedKVCache",
-                                        "ChunkedKVCache",  "ArraysCache",
-                                        "BatchKVCache",    "BatchRotatingKVCache",
-                                        "ConcatenateKVCache"};
+    static const char *const names[] = {
+        "KVCache",           "QuantizedKVCache", "RotatingKVCache", "RotatingQuantizedKVCache",
+        "ChunkedKVCache",    "ArraysCache",      "BatchKVCache",    "BatchRotatingKVCache",
+        "ConcatenateKVCache"};
     return names[cls];
 }
 
@@ -612,8 +611,7 @@ kvs_status kvs_prompt_cache_save(const kvs_cache *cache, const kvs_prompt_save_o
     s.o = &o;
     s.cap_out = kvs_cache_n_layers(cache);
     s.out = kvs__calloc(s.ctx, s.cap_out, sizeof *s.out);
-    st = s.out ? write_all(&s, path, err)
-               : kvs__nomem(err, "engine", s.cap_out * sizeof *s.out);
+    st = s.out ? write_all(&s, path, err) : kvs__nomem(err, "engine", s.cap_out * sizeof *s.out);
     kvs__st_writer_free(s.w);
     kvs__free(s.ctx, s.items, s.cap_items * sizeof *s.items);
     kvs__free(s.ctx, s.pool, s.cap_pool * sizeof *s.pool);
