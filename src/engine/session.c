@@ -33,7 +33,7 @@ struct kvs_session {
     int32_t *tokens; /* [n_ctx] */
     size_t n_tokens;
     size_t n_unknown; /* of them, the first ones: -1, from a file that did not tell them */
-    float *logits; /* [logit_rows][n_vocab]; the newest in row 0 */
+    float *logits;    /* [logit_rows][n_vocab]; the newest in row 0 */
     size_t logit_cap;
     bool has_logits;
     bool broken;
@@ -383,8 +383,8 @@ static kvs_status take_tokens(kvs_session *s, const kvs_prompt_cache *file, uint
                               kvs_err *err)
 {
     size_t count = 0;
-    kvs_status st = row == 0 ? kvs_prompt_cache_get_tokens(file, s->tokens, s->n_ctx, &count, err)
-                             : KVS_NO;
+    kvs_status st =
+        row == 0 ? kvs_prompt_cache_get_tokens(file, s->tokens, s->n_ctx, &count, err) : KVS_NO;
     if (st == KVS_OK && count != n) {
         return kvs__fail(err, KVS_E_FORMAT, "engine", "the file names %zu tokens and holds %zu",
                          count, n);
