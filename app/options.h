@@ -35,6 +35,8 @@ typedef struct settings {
     bool raw;
     bool no_history;
     bool ignore_eos;
+    const char *prompt_cache;
+    bool prompt_cache_all;
     bool special;
     uint32_t n_predict; /* 0: until the model ends */
     /* machine */

@@ -11,6 +11,7 @@
 
 #include "engine/graph.h"
 #include "engine/net.h"
+#include "kvstate/interchange.h"
 
 /* Activations of a block stay within this, which leaves room for the rest in the budget of 32 MiB
  * beyond weights and state. Blocks above 512 gain nothing. */
@@ -31,7 +32,8 @@ struct kvs_session {
     size_t n_vocab;
     int32_t *tokens; /* [n_ctx] */
     size_t n_tokens;
-    float *logits; /* [logit_rows][n_vocab]; the newest in row 0 */
+    size_t n_unknown; /* of them, the first ones: -1, from a file that did not tell them */
+    float *logits;    /* [logit_rows][n_vocab]; the newest in row 0 */
     size_t logit_cap;
     bool has_logits;
     bool broken;
@@ -342,6 +344,7 @@ static kvs_status cut(kvs_session *s, size_t keep, kvs_err *err)
     }
     if (st == KVS_OK) {
         s->n_tokens = keep;
+        s->n_unknown = s->n_unknown < keep ? s->n_unknown : keep;
         s->has_logits = false;
     }
     return st;
@@ -373,6 +376,72 @@ kvs_status kvs_session_sync(kvs_session *s, const int32_t *tokens, size_t n, siz
     return kvs_session_append(s, n > 0 ? tokens + s->n_tokens : tokens, n - s->n_tokens, err);
 }
 
+/* ---- a prompt-cache file */
+
+/* Tokens of the loaded state, which holds n: from the file, or unknown. */
+static kvs_status take_tokens(kvs_session *s, const kvs_prompt_cache *file, uint32_t row, size_t n,
+                              kvs_err *err)
+{
+    size_t count = 0;
+    kvs_status st =
+        row == 0 ? kvs_prompt_cache_get_tokens(file, s->tokens, s->n_ctx, &count, err) : KVS_NO;
+    if (st == KVS_OK && count != n) {
+        return kvs__fail(err, KVS_E_FORMAT, "engine", "the file names %zu tokens and holds %zu",
+                         count, n);
+    }
+    for (size_t i = 0; st == KVS_NO && i < n; i++) {
+        s->tokens[i] = -1;
+    }
+    if (st == KVS_OK) {
+        st = check_tokens(s, s->tokens, n, 0, err);
+    }
+    s->n_unknown = st == KVS_NO ? n : 0;
+    return st == KVS_NO ? KVS_OK : st;
+}
+
+/* All layers must have come equally far. */
+static kvs_status loaded_length(const kvs_session *s, size_t *n, kvs_err *err)
+{
+    int64_t length = kvs_cache_length(s->cache, 0);
+    for (uint32_t i = 0; i < kvs_cache_n_layers(s->cache); i++) {
+        if (kvs_cache_length(s->cache, i) != length) {
+            return kvs__fail(err, KVS_E_FORMAT, "engine",
+                             "layer %u holds %lld tokens in the file, layer 0 %lld", i,
+                             (long long)kvs_cache_length(s->cache, i), (long long)length);
+        }
+    }
+    if ((uint64_t)length > s->n_ctx) {
+        return kvs__fail(err, KVS_E_LIMIT, "engine",
+                         "%lld tokens in the file do not fit into the context of %u",
+                         (long long)length, s->n_ctx);
+    }
+    *n = (size_t)length;
+    return KVS_OK;
+}
+
+kvs_status kvs_session_load_prompt_cache(kvs_session *s, const kvs_prompt_cache *file, uint32_t row,
+                                         kvs_err *err)
+{
+    if (!s || !file) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "session or file is NULL");
+    }
+    kvs_status st = check_tokens(s, NULL, 0, 0, err);
+    st = st == KVS_OK ? cut(s, 0, err) : st;
+    st = st == KVS_OK ? kvs_prompt_cache_load(file, row, s->cache, err) : st;
+    if (st != KVS_OK) {
+        return st;
+    }
+    size_t n = 0;
+    st = loaded_length(s, &n, err);
+    st = st == KVS_OK ? take_tokens(s, file, row, n, err) : st;
+    if (st == KVS_OK) {
+        s->n_tokens = n;
+    } else if (kvs_cache_clear(s->cache, NULL) != KVS_OK) {
+        s->broken = true;
+    }
+    return st;
+}
+
 /* ---- questions */
 
 const float *kvs_session_logits(const kvs_session *s)
@@ -394,7 +463,8 @@ kvs_status kvs_session_sample(const kvs_session *s, kvs_sampler *sampler, int32_
                          "the sampler is for %zu tokens, the model has %zu",
                          kvs_sampler_n_vocab(sampler), s->n_vocab);
     }
-    return kvs_sampler_pick(sampler, s->logits, s->tokens, s->n_tokens, token, err);
+    return kvs_sampler_pick(sampler, s->logits, s->tokens + s->n_unknown,
+                            s->n_tokens - s->n_unknown, token, err);
 }
 
 const int32_t *kvs_session_tokens(const kvs_session *s, size_t *n)
