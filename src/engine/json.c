@@ -8,6 +8,7 @@
 #include "engine/json.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -217,6 +218,15 @@ static kvs_status parse_value(parser *p)
         if (len == 0) {
             return bad(p, p->at, "a number that is none");
         }
+        kvs_status st = push(p, KVS__JSON_NUMBER, p->at, len);
+        p->at += len;
+        return st;
+    }
+    /* Python writes infinity so; in files that it wrote, a number */
+    static const char infinity[] = "Infinity";
+    size_t len = sizeof infinity - 1;
+    if (p->d->map.bytes > 0 && p->d->n - p->at >= len &&
+        memcmp(p->d->text + p->at, infinity, len) == 0) {
         kvs_status st = push(p, KVS__JSON_NUMBER, p->at, len);
         p->at += len;
         return st;
@@ -526,7 +536,7 @@ bool kvs__json_is(kvs__jval v, const char *text)
 
 bool kvs__json_int(kvs__jval v, int64_t *out)
 {
-    return kvs__json_kind(v) == KVS__JSON_NUMBER &&
+    return kvs__json_kind(v) == KVS__JSON_NUMBER && kvs__json_raw(v).ptr[0] != 'I' &&
            kvs__json_number_int(kvs__json_raw(v).ptr, kvs__json_raw(v).len, out);
 }
 
@@ -534,6 +544,10 @@ bool kvs__json_double(kvs__jval v, double *out)
 {
     if (kvs__json_kind(v) != KVS__JSON_NUMBER) {
         return false;
+    }
+    if (kvs__json_raw(v).ptr[0] == 'I') {
+        *out = HUGE_VAL;
+        return true;
     }
     *out = kvs__json_number_double(kvs__json_raw(v).ptr, kvs__json_raw(v).len);
     return true;

@@ -119,13 +119,55 @@ static kvs_status find_optional(kvs_model *m, const char *name, size_t n, const 
     return has_tensor(m, name) ? find_vector(m, name, n, out, err) : KVS_OK;
 }
 
-/* Room for every tensor of one row, which is what find_vector can ask for. */
+/* n numbers however they are shaped, as f32. */
+static kvs_status find_list(kvs_model *m, const char *name, size_t n, const float **out,
+                            kvs_err *err)
+{
+    kvs__tensor t;
+    if (!kvs__source_find(&m->source, name, &t)) {
+        return no_tensor(m, name, err);
+    }
+    bool dense = t.is_weight &&
+                 (t.type == KVS__W_F32 || t.type == KVS__W_F16 || t.type == KVS__W_BF16);
+    if (!dense || t.n_rows == 0 || n % t.n_rows != 0 || t.ne[0] != n / t.n_rows) {
+        return kvs__fail(err, KVS_E_FORMAT, "engine",
+                         "tensor %s has %zu x %zu elements of %s, the metadata says %zu",
+                         kvs__source_name(&m->source, name).text, t.ne[0], t.n_rows, t.type_name,
+                         n);
+    }
+    float *dst = m->vectors + m->vectors_used;
+    if (KVS_NEVER(n > m->vectors_bytes / sizeof(float) - m->vectors_used)) {
+        return kvs__fail(err, KVS_E_INTERNAL, "engine", "tensor %s was not counted", name);
+    }
+    t.ne[0] = n;
+    kvs__tensor_vector(&t, dst);
+    m->vectors_used += n;
+    m->info.step_bytes += t.bytes;
+    *out = dst;
+    return KVS_OK;
+}
+
+static bool ends_with(kvs__str s, const char *tail)
+{
+    size_t n = strlen(tail);
+    return s.len >= n && memcmp(s.ptr + s.len - n, tail, n) == 0;
+}
+
+/* Elements of a tensor that find_vector or find_list may ask for; 0: of none. */
+static size_t list_elements(const kvs__tensor *t)
+{
+    bool list = t->n_rows == 1 || t->ne[0] == 1 || ends_with(t->name, "conv1d.weight") ||
+                ends_with(t->name, "ssm_norm.weight");
+    return list ? t->ne[0] * t->n_rows : 0;
+}
+
+/* Room for all that is copied. */
 static kvs_status reserve_vectors(kvs_model *m, kvs_err *err)
 {
-    size_t n = 0;
+    size_t n = m->net.n_ones;
     kvs__tensor t;
     for (size_t i = 0; kvs__source_at(&m->source, i, &t); i++) {
-        if (t.n_rows == 1 && !kvs__add_size(n, t.ne[0], &n)) {
+        if (!kvs__add_size(n, list_elements(&t), &n)) {
             return kvs__nomem(err, "engine", SIZE_MAX);
         }
     }
@@ -138,6 +180,11 @@ static kvs_status reserve_vectors(kvs_model *m, kvs_err *err)
         return kvs__nomem(err, "engine", bytes);
     }
     m->vectors_bytes = bytes;
+    m->net.ones = m->vectors;
+    for (uint32_t i = 0; i < m->net.n_ones; i++) {
+        m->vectors[i] = 1.0f;
+    }
+    m->vectors_used = m->net.n_ones;
     return KVS_OK;
 }
 
@@ -220,11 +267,21 @@ static kvs_status load_qkv(kvs_model *m, uint32_t i, size_t q, size_t k, size_t 
         return find_slices(m, i, "attn_qkv.weight", d, fused, KVS_COUNT(fused), err);
     }
     const part parts[] = {
-        {"attn_q.weight", d, q, &l->wq, NULL, false},
+        {"attn_q.weight", d, l->gated ? 2 * q : q, &l->wq, NULL, false},
         {"attn_k.weight", d, k, &l->wk, NULL, false},
         {"attn_v.weight", d, v, &l->wv, NULL, false},
     };
-    return find_parts(m, i, parts, KVS_COUNT(parts), err);
+    size_t n = l->borrows ? 1 : l->same_kv ? 2 : 3;
+    return find_parts(m, i, parts, n, err);
+}
+
+/* What some files store for layers that borrow, and nobody reads. */
+static void pass_over(const kvs_model *m, uint32_t i)
+{
+    static const char *const names[] = {"attn_k.weight", "attn_v.weight", "attn_k_norm.weight"};
+    for (size_t k = 0; k < KVS_COUNT(names); k++) {
+        (void)has_part(m, i, names[k]);
+    }
 }
 
 static kvs_status load_attention(kvs_model *m, uint32_t i, kvs_err *err)
@@ -257,9 +314,131 @@ static kvs_status load_attention(kvs_model *m, uint32_t i, kvs_err *err)
         st = find_parts(m, i, bias, KVS_COUNT(bias), err);
     }
     if (st == KVS_OK && parts & KVS__PART_QK_NORM) {
-        st = find_parts(m, i, qk_norm, KVS_COUNT(qk_norm), err);
+        st = find_parts(m, i, qk_norm, l->borrows ? 1 : 2, err);
+    }
+    if (st == KVS_OK && l->borrows) {
+        pass_over(m, i);
     }
     return st;
+}
+
+/* ---- recurrent layers */
+
+/* Weights of the convolution, stored channel by channel, tap by tap. */
+static kvs_status find_conv(kvs_model *m, uint32_t i, kvs__recurrent *r, kvs_err *err)
+{
+    char name[64];
+    layer_name(name, i, "ssm_conv1d.weight");
+    size_t taps = r->spec.conv_taps;
+    size_t dim = r->spec.conv_dim;
+    float *w = m->vectors + m->vectors_used;
+    kvs_status st = find_list(m, name, taps * dim, &r->conv, err);
+    if (st != KVS_OK) {
+        return st;
+    }
+    float *by_channel = kvs__alloc(m->ctx, taps * dim * sizeof *by_channel);
+    if (!by_channel) {
+        return kvs__nomem(err, "engine", taps * dim * sizeof *by_channel);
+    }
+    memcpy(by_channel, w, taps * dim * sizeof *w);
+    for (size_t c = 0; c < dim; c++) {
+        for (size_t t = 0; t < taps; t++) {
+            w[t * dim + c] = by_channel[c * taps + t];
+        }
+    }
+    kvs__free(m->ctx, by_channel, taps * dim * sizeof *by_channel);
+    return KVS_OK;
+}
+
+/* GGUF files hold the decay, others its logarithm. */
+static kvs_status find_decay(kvs_model *m, uint32_t i, kvs__recurrent *r, kvs_err *err)
+{
+    char name[64];
+    layer_name(name, i, "ssm_a");
+    float *a = m->vectors + m->vectors_used;
+    size_t n = r->spec.n_heads;
+    kvs_status st = find_list(m, name, n, &r->decay, err);
+    if (st == KVS_OK && m->source.hf) {
+        kvs_recurrent_decay(a, a, n);
+    }
+    for (size_t h = 0; st == KVS_OK && h < n; h++) {
+        if (!(a[h] <= 0.0f) || !isfinite(a[h])) {
+            return kvs__fail(err, KVS_E_FORMAT, "engine", "element %zu of %s decays by %g", h,
+                             kvs__source_name(&m->source, name).text, (double)a[h]);
+        }
+    }
+    return st;
+}
+
+static kvs_status load_delta(kvs_model *m, uint32_t i, kvs_err *err)
+{
+    kvs__layer *l = &m->net.layers[i];
+    kvs__recurrent *r = &l->recurrent;
+    const size_t d = m->net.d_model;
+    const size_t keys = (size_t)r->spec.n_groups * r->spec.state_dim;
+    const size_t heads = r->spec.n_heads;
+    const size_t values = heads * r->spec.head_dim;
+    const part groups[] = {{"ssm_in.weight", d, 2 * keys + 2 * values, &r->mixed, NULL, false}};
+    const part apart[] = {
+        {"attn_qkv.weight", d, 2 * keys + values, &r->x, NULL, false},
+        {"attn_gate.weight", d, values, &r->z, NULL, false},
+    };
+    const part both[] = {{"ssm_ba.weight", d, 2 * heads, &r->ba, NULL, false}};
+    const part ab[] = {
+        {"ssm_alpha.weight", d, heads, &r->a, NULL, false},
+        {"ssm_beta.weight", d, heads, &r->b, NULL, false},
+    };
+    r->by_group = has_part(m, i, "ssm_in.weight");
+    r->ba_by_group = has_part(m, i, "ssm_ba.weight");
+    kvs_status st = r->by_group ? find_parts(m, i, groups, KVS_COUNT(groups), err)
+                                : find_parts(m, i, apart, KVS_COUNT(apart), err);
+    if (st == KVS_OK) {
+        st = r->ba_by_group ? find_parts(m, i, both, KVS_COUNT(both), err)
+                            : find_parts(m, i, ab, KVS_COUNT(ab), err);
+    }
+    return st;
+}
+
+static kvs_status load_ssd(kvs_model *m, uint32_t i, kvs_err *err)
+{
+    kvs__recurrent *r = &m->net.layers[i].recurrent;
+    const size_t heads = r->spec.n_heads;
+    const slice in[] = {
+        {&r->z, heads * r->spec.head_dim}, {&r->x, r->spec.conv_dim}, {&r->a, heads}};
+    char name[64];
+    layer_name(name, i, "ssm_d");
+    kvs_status st =
+        find_slices(m, i, "ssm_in.weight", m->net.d_model, in, KVS_COUNT(in), err);
+    if (st == KVS_OK) {
+        st = find_list(m, name, heads, &r->d, err);
+    }
+    layer_name(name, i, "ssm_conv1d.bias");
+    return st == KVS_OK ? find_optional(m, name, r->spec.conv_dim, &r->conv_bias, err) : st;
+}
+
+static kvs_status load_recurrent(kvs_model *m, uint32_t i, kvs_err *err)
+{
+    kvs__layer *l = &m->net.layers[i];
+    kvs__recurrent *r = &l->recurrent;
+    const bool delta = r->spec.rule == KVS_RECURRENT_GATED_DELTA;
+    const size_t values = (size_t)r->spec.n_heads * r->spec.head_dim;
+    const part common[] = {
+        {"ssm_dt.bias", 0, r->spec.n_heads, NULL, &r->dt_bias, false},
+        {"ssm_out.weight", values, m->net.d_model, &l->wo, NULL, false},
+    };
+    char name[64];
+    layer_name(name, i, "ssm_norm.weight");
+    kvs_status st = delta ? load_delta(m, i, err) : load_ssd(m, i, err);
+    if (st == KVS_OK) {
+        st = find_parts(m, i, common, KVS_COUNT(common), err);
+    }
+    if (st == KVS_OK) {
+        st = find_list(m, name, delta ? r->spec.head_dim : values, &r->norm, err);
+    }
+    if (st == KVS_OK) {
+        st = find_conv(m, i, r, err);
+    }
+    return st == KVS_OK ? find_decay(m, i, r, err) : st;
 }
 
 static kvs_status load_latent(kvs_model *m, uint32_t i, kvs_err *err)
@@ -349,6 +528,7 @@ static kvs_status load_moe(kvs_model *m, uint32_t i, kvs_err *err)
         {"ffn_gate_shexp.weight", d, e->d_shared, &e->shared_gate, NULL, false},
         {"ffn_up_shexp.weight", d, e->d_shared, &e->shared_up, NULL, false},
         {"ffn_down_shexp.weight", e->d_shared, d, &e->shared_down, NULL, false},
+        {"ffn_gate_inp_shexp.weight", d, 1, &e->shared_router, NULL, false},
     };
     if (has_part(m, i, "exp_probs_b.bias")) {
         return kvs__fail(err, KVS_E_UNSUPPORTED, "engine",
@@ -360,7 +540,7 @@ static kvs_status load_moe(kvs_model *m, uint32_t i, kvs_err *err)
         st = load_experts(m, i, err);
     }
     if (st == KVS_OK && e->d_shared > 0) {
-        st = find_parts(m, i, shared, KVS_COUNT(shared), err);
+        st = find_parts(m, i, shared, e->gated ? 4 : 3, err);
     }
     return st;
 }
@@ -369,7 +549,7 @@ static kvs_status load_moe(kvs_model *m, uint32_t i, kvs_err *err)
 static kvs_status refuse_parts(const kvs_model *m, uint32_t i, kvs_err *err)
 {
     static const char *const foreign[] = {"ffn_gate.bias", "ffn_up.bias", "ffn_down.bias",
-                                          "attn_qkv.bias"};
+                                          "attn_qkv.bias", "ssm_in.bias",  "ssm_out.bias"};
     static const char *const biases[] = {"attn_q.bias", "attn_k.bias", "attn_v.bias",
                                          "attn_output.bias"};
     const char *bad = NULL;
@@ -388,6 +568,34 @@ static kvs_status refuse_parts(const kvs_model *m, uint32_t i, kvs_err *err)
                      kvs__source_name(&m->source, name).text, m->arch->name);
 }
 
+/* What comes after the feed-forward. */
+static kvs_status load_side(kvs_model *m, uint32_t i, kvs_err *err)
+{
+    kvs__layer *l = &m->net.layers[i];
+    size_t d = m->net.d_model;
+    size_t side = m->net.d_side;
+    const part own[] = {
+        {"inp_gate.weight", d, side, &l->side_gate, NULL, false},
+        {"proj.weight", side, d, &l->side_proj, NULL, false},
+        {"post_norm.weight", 0, d, NULL, &l->side_norm, false},
+    };
+    const part scale[] = {{"layer_output_scale.weight", 0, 1, NULL, &l->out_scale, true}};
+    kvs_status st = side > 0 ? find_parts(m, i, own, KVS_COUNT(own), err) : KVS_OK;
+    return st == KVS_OK ? find_parts(m, i, scale, KVS_COUNT(scale), err) : st;
+}
+
+static kvs_status load_mixer(kvs_model *m, uint32_t i, kvs_err *err)
+{
+    switch (m->net.layers[i].mixer) {
+    case KVS__MIX_LATENT:
+        return load_latent(m, i, err);
+    case KVS__MIX_RECURRENT:
+        return load_recurrent(m, i, err);
+    default:
+        return load_attention(m, i, err);
+    }
+}
+
 static kvs_status load_layer(kvs_model *m, uint32_t i, kvs_err *err)
 {
     kvs__layer *l = &m->net.layers[i];
@@ -395,7 +603,8 @@ static kvs_status load_layer(kvs_model *m, uint32_t i, kvs_err *err)
     uint32_t parts = m->arch->parts;
     const part norms[] = {
         {"attn_norm.weight", 0, d, NULL, &l->attn_norm, false},
-        {"ffn_norm.weight", 0, d, NULL, &l->ffn_norm, false},
+        {parts & KVS__PART_POST_NAME ? "post_attention_norm.weight" : "ffn_norm.weight", 0, d, NULL,
+         &l->ffn_norm, false},
     };
     const part post[] = {
         {"post_attention_norm.weight", 0, d, NULL, &l->post_attn_norm, false},
@@ -403,15 +612,18 @@ static kvs_status load_layer(kvs_model *m, uint32_t i, kvs_err *err)
     };
     kvs_status st = refuse_parts(m, i, err);
     if (st == KVS_OK) {
-        st = find_parts(m, i, norms, KVS_COUNT(norms), err);
+        st = find_parts(m, i, norms, parts & KVS__PART_NO_FFN ? 1 : 2, err);
     }
     if (st == KVS_OK && parts & KVS__PART_POST_NORM) {
         st = find_parts(m, i, post, KVS_COUNT(post), err);
     }
     if (st == KVS_OK) {
-        st = l->mixer == KVS__MIX_LATENT ? load_latent(m, i, err) : load_attention(m, i, err);
+        st = load_mixer(m, i, err);
     }
-    if (st != KVS_OK) {
+    if (st == KVS_OK) {
+        st = load_side(m, i, err);
+    }
+    if (st != KVS_OK || l->ffn == KVS__FFN_NONE) {
         return st;
     }
     bool moe = parts & KVS__PART_EXPERTS && has_part(m, i, "ffn_gate_inp.weight");
@@ -460,6 +672,28 @@ static kvs_status load_rope_factors(kvs_model *m, kvs_err *err)
     return KVS_OK;
 }
 
+/* The inputs that layers have of their own. */
+static kvs_status load_side_inputs(kvs_model *m, kvs_err *err)
+{
+    kvs__net *net = &m->net;
+    size_t all = (size_t)net->n_layers * net->d_side;
+    if (net->d_side == 0) {
+        return KVS_OK;
+    }
+    uint64_t before = m->info.step_bytes;
+    kvs_status st = find_matrix(m, "per_layer_token_embd.weight", all, net->n_vocab,
+                                &net->side_embed, err);
+    if (st == KVS_OK) {
+        m->info.step_bytes = before + (m->info.step_bytes - before) / net->n_vocab;
+        st = find_matrix(m, "per_layer_model_proj.weight", net->d_model, all, &net->side_model,
+                         err);
+    }
+    if (st == KVS_OK) {
+        st = find_vector(m, "per_layer_proj_norm.weight", net->d_side, &net->side_norm, err);
+    }
+    return st;
+}
+
 static kvs_status load_ends(kvs_model *m, kvs_err *err)
 {
     kvs__net *net = &m->net;
@@ -481,6 +715,9 @@ static kvs_status load_ends(kvs_model *m, kvs_err *err)
     }
     if (st == KVS_OK) {
         st = find_vector(m, "output_norm.weight", net->d_model, &net->output_norm, err);
+    }
+    if (st == KVS_OK) {
+        st = load_side_inputs(m, err);
     }
     if (st == KVS_OK && m->arch->parts & KVS__PART_ROPE_FREQS) {
         st = load_rope_factors(m, err);
@@ -529,7 +766,15 @@ void kvs__net_layer_spec(const kvs__net *net, uint32_t i, kvs_layer_spec *out)
 {
     const kvs__layer *l = &net->layers[i];
     *out = (kvs_layer_spec)KVS_LAYER_SPEC_INIT;
-    out->kind = l->mixer == KVS__MIX_LATENT ? KVS_LAYER_LATENT : KVS_LAYER_ATTENTION;
+    if (l->mixer == KVS__MIX_RECURRENT) {
+        out->kind = KVS_LAYER_RECURRENT;
+        out->recurrent = &l->recurrent.spec;
+        return;
+    }
+    out->kind = l->mixer == KVS__MIX_LATENT ? KVS_LAYER_LATENT
+                : l->borrows                ? KVS_LAYER_BORROW
+                                            : KVS_LAYER_ATTENTION;
+    out->donor = l->donor;
     out->n_kv_heads = l->n_kv_heads;
     out->k_dim = l->k_dim;
     out->v_dim = l->v_dim;

@@ -31,8 +31,18 @@ def build(config, seed):
     mx.random.seed(seed)
 
     def fill(name, w):
+        if "gemma4" in config["model_type"] and "self_attn.q_norm" in name:
+            # scores are scaled by these alone
+            return mx.random.normal(w.shape) * 0.03 + w.shape[0] ** -0.5
         if w.ndim == 1 and "norm" in name:
-            return mx.random.normal(w.shape) * 0.2 + (0.0 if "gemma" in config["model_type"] else 1)
+            from_zero = config["model_type"] in ("gemma2", "gemma3_text")
+            return mx.random.normal(w.shape) * 0.2 + (0.0 if from_zero else 1)
+        if name.endswith("A_log"):  # memories of a token to some hundred
+            return mx.random.uniform(-5.0, 0.5, w.shape)
+        if name.endswith(("mixer.D", "layer_scalar")):
+            return mx.random.normal(w.shape) * 0.2 + 1
+        if "conv1d.weight" in name:
+            return mx.random.normal(w.shape) * 0.6
         if w.ndim == 1:
             return mx.random.normal(w.shape) * 0.1
         return mx.random.normal(w.shape) * (1.2 / w.shape[-1] ** 0.5)
