@@ -88,10 +88,6 @@ static kvs_status setup(kvs_model *m, kvs_err *err)
 {
     kvs__net *net = &m->net;
     facts f = {0};
-    if (!m->source.hf) {
-        return kvs__fail(err, KVS_E_UNSUPPORTED, "engine",
-                         "gemma4 is read from a directory of safetensors, not from GGUF");
-    }
     const float base = 1e4f;
     const float none = 0.0f;
     kvs_status st = read_facts(m, &f, err);

@@ -91,6 +91,41 @@ def write(path, config, dtype="f32", bits=0, group=64, shards=1, seed=1, predica
     return cast(model, mx.float32)
 
 
+NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight", "model.norm.weight",
+         "q_norm.weight", "k_norm.weight")
+
+
+def unconvert(path):
+    """What MLX changed when it converted a checkpoint, taken back: convolutions turned, ones of
+    norms, experts stacked; and what it left out: keys of layers that borrow, other models."""
+    path = pathlib.Path(path)
+    weights = mx.load(str(path / "model.safetensors"))
+    delta = any("linear_attn" in name for name in weights)
+    layers = {int(n.split("layers.")[1].split(".")[0]) for n in weights if "layers." in n}
+    out = {"mtp.fc.weight": mx.ones((4, 4))}
+    for name, w in weights.items():
+        if name.startswith("language_model.model."):
+            name = name.replace("language_model.model.", "model.language_model.")
+        name = name.replace("language_model.lm_head", "lm_head")
+        if "conv1d.weight" in name:
+            w = w.moveaxis(2, 1)
+        if delta and name.replace("language_model", "model").endswith(NORMS):
+            w = w - 1
+        if ".switch_mlp." in name:
+            for e in range(w.shape[0]):
+                out[name.replace("switch_mlp", "experts.%d" % e)] = w[e]
+        else:
+            out[name] = w
+    for layer in layers:
+        q = "model.layers.%d.self_attn.q_proj.weight" % layer
+        if "per_layer_input_gate" in " ".join(weights) and q.replace("q_p", "k_p") not in weights:
+            out[q.replace("q_p", "k_p")] = weights[q]
+            out[q.replace("q_p", "v_p")] = weights[q]
+            out[q.replace("q_proj", "k_norm")] = mx.ones((32,))
+    (path / "model.safetensors.index.json").unlink()
+    mx.save_safetensors(str(path / "model.safetensors"), out, metadata={"format": "pt"})
+
+
 def own_bits(path, module):
     """Bits of its own for some tensors, none for others, as mixed checkpoints have."""
     if not hasattr(module, "to_quantized") or "q_proj" in path:

@@ -136,7 +136,10 @@ QUANTISED = {"llama": (4, 64), "phi3": (8, 32), "gemma2": (4, 32), "qwen3-moe": 
 # As GGUF too; "apart": with the matrices of latent attention apart, as newer files have them.
 AS_GGUF = {"llama": "", "mixtral": "", "qwen2": "", "qwen3": "", "qwen3-moe": "",
            "qwen3-moe-unnormed": "", "olmoe": "", "phi3": "", "phi3-longrope": "", "gemma2": "",
-           "gemma3": "", "deepseek-v2": "apart", "deepseek-v2-lite": ""}
+           "gemma3": "", "deepseek-v2": "apart", "deepseek-v2-lite": "", "qwen3-next": "apart",
+           "qwen3-next-dense": "", "mamba2": ""}
+# As those who trained them publish them, before MLX converts.
+AS_PUBLISHED = ("qwen3-next", "qwen3.5", "gemma4", "mamba2")
 # The base of the encoding depends on the length of the call: all tokens at once, and the context
 # exactly as long.
 AT_ONCE = {"llama-dynamic"}
@@ -183,6 +186,9 @@ def check(library, name, bits=0, group=64):
             file = os.path.join(path, "model.gguf")
             gguf_models.write(file, model, MODELS[name], AS_GGUF[name] == "apart")
             ok &= judge(name + " as GGUF", *logits(library, file, tokens, n_ctx), want)
+        if name in AS_PUBLISHED and not bits:
+            hf_models.unconvert(path)
+            ok &= judge(name + " as published", *logits(library, path, tokens, n_ctx), want)
     return ok
 
 

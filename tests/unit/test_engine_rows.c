@@ -188,12 +188,46 @@ static void test_latent(void **state)
     check(&t, "affine8:64", 1);
 }
 
+static void test_delta(void **state)
+{
+    (void)state;
+    tiny t = TINY_QWEN3NEXT;
+    check(&t, "f32", 1);
+    check(&t, "paged/16:f16", 3);
+    t.by_kind = 1;
+    t.type = KVS__W_Q8_0;
+    check(&t, "f16", 2);
+}
+
+static void test_ssd(void **state)
+{
+    (void)state;
+    tiny t = TINY_MAMBA2;
+    check(&t, "f32", 1);
+    check(&t, "f16", 3);
+    t.type = KVS__W_Q8_0;
+    t.bias = 0;
+    check(&t, "f32", 2);
+}
+
+static void test_borrow(void **state)
+{
+    (void)state;
+    tiny t = TINY_GEMMA4;
+    check(&t, "f32", 1);
+    check(&t, "f16", 3);
+    t.d_side = 0;
+    t.type = KVS__W_BF16;
+    check(&t, "f16", 2);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_llama),      cmocka_unit_test(test_gemma),
         cmocka_unit_test(test_every_arch), cmocka_unit_test(test_experts),
-        cmocka_unit_test(test_latent),
+        cmocka_unit_test(test_latent),      cmocka_unit_test(test_delta),
+        cmocka_unit_test(test_ssd),        cmocka_unit_test(test_borrow),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
