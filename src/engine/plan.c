@@ -172,6 +172,20 @@ static void choose_layouts(kvs_plan *p, uint32_t flags)
     }
 }
 
+/* A layer that borrows is described as what it reads. */
+static void describe_borrowers(kvs_plan *p)
+{
+    for (uint32_t i = 0; i < p->n_layers; i++) {
+        kvs_layer_spec *s = &p->layers[i];
+        if (s->kind == KVS_LAYER_BORROW) {
+            uint32_t donor = s->donor;
+            *s = p->layers[donor];
+            s->kind = KVS_LAYER_BORROW;
+            s->donor = donor;
+        }
+    }
+}
+
 static kvs_status check_layer(const kvs_plan *p, uint32_t i, kvs_err *err)
 {
     const kvs_layer_spec *s = &p->layers[i];
@@ -256,6 +270,7 @@ static kvs_status build(kvs_plan *p, const kvs_model *model, const kvs_plan_opts
     }
     apply_undo(p, o);
     choose_layouts(p, o->flags);
+    describe_borrowers(p);
     return check(p, err);
 }
 
