@@ -55,8 +55,8 @@ static void text_model(const inspect *v)
     (void)printf("layers        %u of width %u, feed-forward %u\n", i->n_layers, i->d_model,
                  i->d_ff);
     if (i->n_heads > 0) {
-        (void)printf("heads         %u, %u for keys and values of %u/%u\n", i->n_heads, i->n_kv_heads,
-                     i->k_dim, i->v_dim);
+        (void)printf("heads         %u, %u for keys and values of %u/%u\n", i->n_heads,
+                     i->n_kv_heads, i->k_dim, i->v_dim);
     }
     if (i->n_experts > 0) {
         (void)printf("experts       %u, %u for each token\n", i->n_experts, i->n_experts_used);

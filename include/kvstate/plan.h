@@ -46,7 +46,7 @@ typedef struct kvs_plan_opts {
 } kvs_plan_opts;
 #define KVS_PLAN_OPTS_INIT                                                                         \
     {                                                                                              \
-        sizeof(kvs_plan_opts), NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                       \
+        sizeof(kvs_plan_opts), NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                   \
     }
 
 typedef struct kvs_plan kvs_plan; /* immutable; may outlive the model */

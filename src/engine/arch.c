@@ -7,9 +7,10 @@
 #include <string.h>
 
 static const kvs__arch *const table[] = {
-    &kvs__arch_llama, &kvs__arch_qwen2,  &kvs__arch_qwen3,  &kvs__arch_qwen3moe,  &kvs__arch_olmoe,
-    &kvs__arch_phi3,  &kvs__arch_gemma2, &kvs__arch_gemma3, &kvs__arch_deepseek2,
-    &kvs__arch_qwen3next, &kvs__arch_qwen35, &kvs__arch_mamba2, &kvs__arch_gemma4,
+    &kvs__arch_llama,     &kvs__arch_qwen2,     &kvs__arch_qwen3,  &kvs__arch_qwen3moe,
+    &kvs__arch_olmoe,     &kvs__arch_phi3,      &kvs__arch_gemma2, &kvs__arch_gemma3,
+    &kvs__arch_deepseek2, &kvs__arch_qwen3next, &kvs__arch_qwen35, &kvs__arch_mamba2,
+    &kvs__arch_gemma4,
 };
 
 const kvs__arch *kvs__arch_find(kvs__str name)

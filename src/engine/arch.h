@@ -13,8 +13,8 @@ enum {
     KVS__PART_BIAS = 1u << 2,       /* attn_q.bias, ..., attn_output.bias, where present */
     KVS__PART_ROPE_FREQS = 1u << 3, /* rope_freqs.weight, used where present */
     KVS__PART_WIDE_NORM = 1u << 4,  /* attn_q_norm, attn_k_norm, over all heads at once */
-    KVS__PART_FUSED = 1u << 5,  /* attn_qkv and ffn_up hold q, k, v and gate, up, one under other */
-    KVS__PART_EXPERTS = 1u << 6, /* layers with ffn_gate_inp are mixtures of experts */
+    KVS__PART_FUSED = 1u << 5, /* attn_qkv and ffn_up hold q, k, v and gate, up, one under other */
+    KVS__PART_EXPERTS = 1u << 6,   /* layers with ffn_gate_inp are mixtures of experts */
     KVS__PART_POST_NAME = 1u << 7, /* the feed-forward's norm is post_attention_norm */
     KVS__PART_NO_HEADS = 1u << 8,  /* no layer has attention: keys about heads are not read */
     KVS__PART_NO_FFN = 1u << 9     /* nor a feed-forward */

@@ -338,7 +338,8 @@ static void write_window(writer *w)
     uint32_t window = 0;
     if (!(w->hf->family->flags & KVS__HF_WINDOW)) {
         if (kvs__hf_read_bool(w, "use_sliding_window", false)) {
-            kvs__hf_refuse(w, "use_sliding_window", "is true; this family runs without a window alone");
+            kvs__hf_refuse(w, "use_sliding_window",
+                           "is true; this family runs without a window alone");
         }
         return;
     }
@@ -361,7 +362,8 @@ static void write_scales(writer *w)
     }
     (void)kvs__hf_read_number(w, "query_pre_attn_scalar", &x);
     if (w->st == KVS_OK && !(x > 0.0)) {
-        kvs__hf_wrong(w, "query_pre_attn_scalar", kvs__hf_get(w, "query_pre_attn_scalar"), "a positive number");
+        kvs__hf_wrong(w, "query_pre_attn_scalar", kvs__hf_get(w, "query_pre_attn_scalar"),
+                      "a positive number");
     }
     kvs__hf_put_f32(w, "attention.scale", 1.0 / sqrt(x));
     uint32_t width = 0;
@@ -410,7 +412,8 @@ static void write_latent(writer *w)
     uint32_t rope = 0;
     uint32_t v = 0;
     uint32_t rank = 0;
-    if (!kvs__hf_read_u32(w, "kv_lora_rank", &rank) || !kvs__hf_read_u32(w, "qk_nope_head_dim", &nope) ||
+    if (!kvs__hf_read_u32(w, "kv_lora_rank", &rank) ||
+        !kvs__hf_read_u32(w, "qk_nope_head_dim", &nope) ||
         !kvs__hf_read_u32(w, "qk_rope_head_dim", &rope) || !kvs__hf_read_u32(w, "v_head_dim", &v)) {
         return;
     }

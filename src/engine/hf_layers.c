@@ -124,10 +124,14 @@ static void write_limits(kvs__hf_writer *w)
 static void write_mamba(kvs__hf_writer *w)
 {
     static const pair counts[] = {
-        {"num_hidden_layers", "block_count"}, {"hidden_size", "embedding_length"},
-        {"vocab_size", "vocab_size"},         {"num_heads", "ssm.time_step_rank"},
-        {"n_groups", "ssm.group_count"},      {"ssm_state_size", "ssm.state_size"},
-        {"state_size", "ssm.state_size"},     {"conv_kernel", "ssm.conv_kernel"},
+        {"num_hidden_layers", "block_count"},
+        {"hidden_size", "embedding_length"},
+        {"vocab_size", "vocab_size"},
+        {"num_heads", "ssm.time_step_rank"},
+        {"n_groups", "ssm.group_count"},
+        {"ssm_state_size", "ssm.state_size"},
+        {"state_size", "ssm.state_size"},
+        {"conv_kernel", "ssm.conv_kernel"},
         {"max_position_embeddings", "context_length"},
     };
     double eps = 1e-5;

@@ -345,8 +345,8 @@ kvs_status kvs__hf_find_names(kvs__hf *hf, kvs_err *err)
         }
     }
     hf->prefix = flags_of(hf) & KVS__HF_MAMBA ? "backbone." : hf->prefix;
-    hf->plus_one = flags_of(hf) & KVS__HF_NORM_PLUS_ONE ||
-                   (flags_of(hf) & KVS__HF_DELTA && is_unturned(hf));
+    hf->plus_one =
+        flags_of(hf) & KVS__HF_NORM_PLUS_ONE || (flags_of(hf) & KVS__HF_DELTA && is_unturned(hf));
     const char *head = NULL;
     for (size_t i = 0; i < KVS_COUNT(heads) && !head; i++) {
         char name[64];

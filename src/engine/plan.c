@@ -22,7 +22,7 @@
 
 struct kvs_plan {
     kvs_ctx *ctx;
-    kvs_layer_spec *layers; /* [n_layers] */
+    kvs_layer_spec *layers;        /* [n_layers] */
     kvs_recurrent_spec *recurrent; /* [n_layers], of the recurrent ones */
     uint32_t n_layers;
     uint32_t n_heads;
@@ -368,8 +368,7 @@ static bool same_spec(const kvs_layer_spec *a, const kvs_layer_spec *b)
            a->k.dtype == b->k.dtype && a->v.bits == b->v.bits && a->v.group == b->v.group &&
            a->v.rotate == b->v.rotate && a->v.dtype == b->v.dtype && a->layout == b->layout &&
            a->window == b->window && a->sinks == b->sinks && a->dense_until == b->dense_until &&
-           a->n_kv_heads == b->n_kv_heads && a->k_dim == b->k_dim &&
-           a->v_dim == b->v_dim;
+           a->n_kv_heads == b->n_kv_heads && a->k_dim == b->k_dim && a->v_dim == b->v_dim;
 }
 
 /* First layer of group i of equal layers; n_layers past the end. */

@@ -52,8 +52,7 @@ static void activate(const void *arg, size_t t)
 {
     const job *j = arg;
     size_t n = j->g->net->d_side;
-    const float *side =
-        j->g->side + kvs__step_source(j->step, t) * j->all + (size_t)j->layer * n;
+    const float *side = j->g->side + kvs__step_source(j->step, t) * j->all + (size_t)j->layer * n;
     kvs__act_mul(j->g, j->gate + t * n, side, n);
 }
 

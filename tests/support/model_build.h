@@ -23,15 +23,15 @@ typedef struct tiny {
     int longrope;                     /* phi3 */
     /* Recurrent layers, all but every every-th: heads of s_head, a state of s_dim. */
     uint32_t s_heads, s_groups, s_head, s_dim, taps, every;
-    int by_kind;                    /* qwen3next: attn_qkv and attn_gate instead of ssm_in */
-    uint32_t d_gated;               /* width of a shared expert with a gate */
+    int by_kind;                         /* qwen3next: attn_qkv and attn_gate instead of ssm_in */
+    uint32_t d_gated;                    /* width of a shared expert with a gate */
     uint32_t full_dim, d_side, n_borrow; /* gemma4; every every-th layer sees all */
-    int chat;                         /* with a tokenizer: n_vocab is TINY_CHAT_VOCAB */
-    kvs__wtype type;                  /* of the matrices */
-    float rope_scale;                 /* scaling factor, 0: none */
-    const char *rope_type;            /* NULL: linear */
-    const char *omit;                 /* tensor or key left out */
-    const char *wrong;                /* tensor one row too long */
+    int chat;                            /* with a tokenizer: n_vocab is TINY_CHAT_VOCAB */
+    kvs__wtype type;                     /* of the matrices */
+    float rope_scale;                    /* scaling factor, 0: none */
+    const char *rope_type;               /* NULL: linear */
+    const char *omit;                    /* tensor or key left out */
+    const char *wrong;                   /* tensor one row too long */
     uint64_t seed;
 } tiny;
 

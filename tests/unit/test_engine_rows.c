@@ -226,7 +226,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_llama),      cmocka_unit_test(test_gemma),
         cmocka_unit_test(test_every_arch), cmocka_unit_test(test_experts),
-        cmocka_unit_test(test_latent),      cmocka_unit_test(test_delta),
+        cmocka_unit_test(test_latent),     cmocka_unit_test(test_delta),
         cmocka_unit_test(test_ssd),        cmocka_unit_test(test_borrow),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -340,11 +340,13 @@ static void test_plan_lines(void **state)
         const char *lines[4];
     } cases[] = {
         {delta_path,
-         {"layers 0,2,4: recurrent delta, 4 heads of 24 x 16 in f32, convolution 4 of 160, goes back "
+         {"layers 0,2,4: recurrent delta, 4 heads of 24 x 16 in f32, convolution 4 of 160, goes "
+          "back "
           "16 tokens",
           "layers 1,3: grow, k f16, v f16, 2 heads of 64/64", ""}},
         {ssd_path,
-         {"layers 0-2: recurrent ssd, 4 heads of 24 x 16 in f32, convolution 4 of 160, goes back 16 "
+         {"layers 0-2: recurrent ssd, 4 heads of 24 x 16 in f32, convolution 4 of 160, goes back "
+          "16 "
           "tokens",
           ""}},
         {borrow_path,
