@@ -74,5 +74,6 @@ extern const kvs__arch kvs__arch_qwen3next;
 extern const kvs__arch kvs__arch_qwen35;
 extern const kvs__arch kvs__arch_mamba2;
 extern const kvs__arch kvs__arch_gemma4;
+extern const kvs__arch kvs__arch_granitehybrid;
 
 #endif

@@ -31,7 +31,8 @@ enum {
     KVS__HF_MIXTRAL = 1u << 4,       /* block_sparse_moe.experts.N.w1 ... */
     KVS__HF_DELTA = 1u << 5,         /* linear_attn; norms minus one where the file is no MLX one */
     KVS__HF_MAMBA = 1u << 6,         /* backbone.layers.N.mixer */
-    KVS__HF_GEMMA4 = 1u << 7
+    KVS__HF_GEMMA4 = 1u << 7,
+    KVS__HF_GRANITE = 1u << 8 /* mamba, shared_mlp, block_sparse_moe */
 };
 
 typedef struct kvs__hf kvs__hf;

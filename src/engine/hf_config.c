@@ -39,6 +39,7 @@ static const kvs__hf_family families[] = {
     {"qwen3_5_moe", "qwen35", KVS__HF_DELTA, HALVES},
     {"qwen3_5_moe_text", "qwen35", KVS__HF_DELTA, HALVES},
     {"mamba2", "mamba2", KVS__HF_MAMBA, HALVES},
+    {"granitemoehybrid", "granitehybrid", KVS__HF_GRANITE, HALVES},
     {"gemma4", "gemma4", GEMMA4, HALVES},
     {"gemma4_text", "gemma4", GEMMA4, HALVES},
 };
@@ -386,7 +387,8 @@ static void write_experts(writer *w)
         return;
     }
     bool norm = kvs__hf_read_bool(w, "norm_topk_prob",
-                                  w->hf->family->flags & (KVS__HF_MIXTRAL | KVS__HF_DELTA));
+                                  w->hf->family->flags &
+                                      (KVS__HF_MIXTRAL | KVS__HF_DELTA | KVS__HF_GRANITE));
     if (w->st == KVS_OK) {
         w->st = kvs__meta_bool(w->hf, make_key(w, "expert_weights_norm", name), norm, w->err);
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* hf_layers.c: config.json of families whose layers are recurrent or not all alike, as the engine's
- * keys: Qwen3-Next and 3.5 (linear_*), Mamba-2, Gemma 4. hf_config.c writes what is common, after
+ * keys: Qwen3-Next and 3.5 (linear_*), Mamba-2, Granite 4, Gemma 4. hf_config.c writes what is common, after
  * this; a key that is written here is not written again.
  *
  * A key that is missing is left out where the architecture asks for it, and has the value here that
@@ -174,6 +174,42 @@ static void write_gemma4(kvs__hf_writer *w)
     }
 }
 
+/* ---- Granite 4 */
+
+static void write_granite(kvs__hf_writer *w)
+{
+    static const pair counts[] = {
+        {"mamba_n_heads", "ssm.time_step_rank"},
+        {"mamba_n_groups", "ssm.group_count"},
+        {"mamba_d_state", "ssm.state_size"},
+        {"mamba_d_conv", "ssm.conv_kernel"},
+        {"shared_intermediate_size", "expert_shared_feed_forward_length"},
+        {"intermediate_size", "expert_feed_forward_length"},
+    };
+    static const pair scales[] = {
+        {"embedding_multiplier", "embedding_scale"},
+        {"residual_multiplier", "residual_scale"},
+        {"attention_multiplier", "attention.scale"},
+        {"logits_scaling", "logit_scale"},
+    };
+    double x = 0.0;
+    copy_counts(w, counts, KVS_COUNT(counts));
+    put_inner(w, "mamba_n_heads", "mamba_d_head");
+    kvs__hf_put_u32(w, "ssm.norm_group_count", 1);
+    for (size_t i = 0; i < KVS_COUNT(scales); i++) {
+        if (kvs__hf_read_number(w, scales[i].name, &x)) {
+            kvs__hf_put_f32(w, scales[i].suffix, x);
+        }
+    }
+    kvs__jval kind = kvs__hf_get(w, "position_embedding_type");
+    bool nope = kvs__json_is(kind, "nope");
+    if (kind.doc && !nope && !kvs__json_is(kind, "rope") && w->st == KVS_OK) {
+        kvs__hf_wrong(w, "position_embedding_type", kind, "rope or nope");
+    }
+    kvs__hf_put_bool(w, "attention.rotary", !nope);
+    write_limits(w);
+}
+
 void kvs__hf_write_layers(kvs__hf_writer *w)
 {
     uint32_t flags = w->hf->family->flags;
@@ -182,6 +218,9 @@ void kvs__hf_write_layers(kvs__hf_writer *w)
     }
     if (flags & KVS__HF_MAMBA) {
         write_mamba(w);
+    }
+    if (flags & KVS__HF_GRANITE) {
+        write_granite(w);
     }
     if (flags & KVS__HF_GEMMA4) {
         write_gemma4(w);

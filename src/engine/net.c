@@ -131,6 +131,12 @@ static kvs_status load_dense(kvs_model *m, uint32_t i, kvs_err *err)
         {"ffn_up.weight", d, l->d_ff, &l->up, NULL, false},
     };
     const kvs__slice fused[] = {{&l->gate, l->d_ff}, {&l->up, l->d_ff}};
+    if (kvs__has_part(m, i, "ffn_gate_up_shexp.weight")) { /* what others call the shared expert */
+        const kvs__part shared[] = {{"ffn_down_shexp.weight", l->d_ff, d, &l->down, NULL, false}};
+        kvs_status one =
+            kvs__find_slices(m, i, "ffn_gate_up_shexp.weight", d, fused, KVS_COUNT(fused), err);
+        return one == KVS_OK ? kvs__find_parts(m, i, shared, KVS_COUNT(shared), err) : one;
+    }
     kvs_status st = m->arch->parts & KVS__PART_FUSED
                         ? kvs__find_slices(m, i, "ffn_up.weight", d, fused, KVS_COUNT(fused), err)
                         : kvs__find_parts(m, i, apart, KVS_COUNT(apart), err);
@@ -180,10 +186,15 @@ static kvs_status load_moe(kvs_model *m, uint32_t i, kvs_err *err)
     if (st == KVS_OK) {
         st = load_experts(m, i, err);
     }
-    if (st == KVS_OK && e->d_shared > 0) {
-        st = kvs__find_parts(m, i, shared, e->gated ? 4 : 3, err);
+    if (st != KVS_OK || e->d_shared == 0) {
+        return st;
     }
-    return st;
+    const kvs__slice both[] = {{&e->shared_gate, e->d_shared}, {&e->shared_up, e->d_shared}};
+    if (kvs__has_part(m, i, "ffn_gate_up_shexp.weight")) {
+        st = kvs__find_slices(m, i, "ffn_gate_up_shexp.weight", d, both, KVS_COUNT(both), err);
+        return st == KVS_OK ? kvs__find_parts(m, i, shared + 2, 1, err) : st;
+    }
+    return kvs__find_parts(m, i, shared, e->gated ? 4 : 3, err);
 }
 
 /* What would change the result and has no place in a layer of the engine. */

@@ -39,7 +39,7 @@ def build(config, seed):
             return mx.random.normal(w.shape) * 0.2 + (0.0 if from_zero else 1)
         if name.endswith("A_log"):  # memories of a token to some hundred
             return mx.random.uniform(-5.0, 0.5, w.shape)
-        if name.endswith(("mixer.D", "layer_scalar")):
+        if name.endswith((".D", "layer_scalar")):
             return mx.random.normal(w.shape) * 0.2 + 1
         if "conv1d.weight" in name:
             return mx.random.normal(w.shape) * 0.6
@@ -111,7 +111,13 @@ def unconvert(path):
             w = w.moveaxis(2, 1)
         if delta and name.replace("language_model", "model").endswith(NORMS):
             w = w - 1
-        if ".switch_mlp." in name:
+        if "mlp.gate_proj" in name and any("mamba.A_log" in n for n in weights):
+            both = mx.concatenate([w, weights[name.replace("gate", "up")]])
+            out[name.replace("mlp.gate_proj", "shared_mlp.input_linear")] = both
+        elif ".mlp." in name and any("mamba.A_log" in n for n in weights):
+            if "down" in name:
+                out[name.replace("mlp.down_proj", "shared_mlp.output_linear")] = w
+        elif ".switch_mlp." in name:
             for e in range(w.shape[0]):
                 out[name.replace("switch_mlp", "experts.%d" % e)] = w[e]
         else:

@@ -65,6 +65,17 @@ def mamba2(**more):
                    time_step_rank="auto"), **more}
 
 
+def granite(**more):
+    return config("granitemoehybrid", **{**dict(
+        num_hidden_layers=5, layer_types=["mamba", "mamba", "attention", "mamba", "attention"],
+        attention_bias=False, embedding_multiplier=6.0, attention_multiplier=0.2,
+        logits_scaling=0.5, residual_multiplier=0.4, mamba_n_heads=4, mamba_d_head=24,
+        mamba_proj_bias=False, mamba_d_state=16, mamba_d_conv=4, mamba_n_groups=1,
+        mamba_conv_bias=True, position_embedding_type="nope", time_step_limit=[0.001, 100.0],
+        num_local_experts=6, num_experts_per_tok=3, shared_intermediate_size=56,
+        tie_word_embeddings=True), **more})
+
+
 def gemma4(**more):
     return config("gemma4_text", **{**dict(
         num_hidden_layers=11, head_dim=32, global_head_dim=64, num_key_value_heads=2,
@@ -125,6 +136,10 @@ MODELS = {
     "mamba2": mamba2(),
     "mamba2-limits": mamba2(n_groups=2, time_step_limit=[0.3, 0.9], use_conv_bias=False,
                             tie_word_embeddings=False),
+    "granite-hybrid": granite(),
+    "granite-hybrid-dense": granite(num_local_experts=0, position_embedding_type="rope",
+                                    layer_types=["attention", "mamba"] * 2 + ["mamba"],
+                                    tie_word_embeddings=False),
     "gemma4": gemma4(),
     "gemma4-plain": gemma4(num_kv_shared_layers=0, hidden_size_per_layer_input=0,
                            attention_k_eq_v=True, num_global_key_value_heads=1,
@@ -139,7 +154,7 @@ AS_GGUF = {"llama": "", "mixtral": "", "qwen2": "", "qwen3": "", "qwen3-moe": ""
            "gemma3": "", "deepseek-v2": "apart", "deepseek-v2-lite": "", "qwen3-next": "apart",
            "qwen3-next-dense": "", "mamba2": ""}
 # As those who trained them publish them, before MLX converts.
-AS_PUBLISHED = ("qwen3-next", "qwen3.5", "gemma4", "mamba2")
+AS_PUBLISHED = ("qwen3-next", "qwen3.5", "gemma4", "mamba2", "granite-hybrid-dense")
 # The base of the encoding depends on the length of the call: all tokens at once, and the context
 # exactly as long.
 AT_ONCE = {"llama-dynamic"}
