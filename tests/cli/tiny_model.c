@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* tiny_model.c: writes a model for the tests of the program: tiny_model ARCH FILE. With a third
- * argument it is a minimal one, a seed for tests/fuzz/fuzz_model.c, with all optional tensors. */
+ * argument "wide" its heads have 64 elements, which every codec can hold; with another it is a
+ * minimal one, a seed for tests/fuzz/fuzz_model.c, with all optional tensors. */
+#include <string.h>
+
 #include "support/model_build.h"
 
 /* Architectures whose layers are no llama's start from a model of their own. */
@@ -64,14 +67,15 @@ int main(int argc, char **argv)
     }
     tiny t = TINY_LLAMA;
     gb b;
-    int own = own_base(&t, argv[1], argc > 3);
+    int wide = argc > 3 && strcmp(argv[3], "wide") == 0;
+    int small = argc > 3 && !wide;
+    int own = own_base(&t, argv[1], small);
     t.arch = argv[1];
-    t.chat = argc <= 3;
-    t.n_vocab = argc > 3 ? 7 : TINY_CHAT_VOCAB;
-    if (argc > 3) {
-        t.type = KVS__W_BF16;
-    }
-    if (argc > 3 && !own) {
+    t.chat = !small;
+    t.n_vocab = small ? 7 : TINY_CHAT_VOCAB;
+    t.type = small ? KVS__W_BF16 : t.type;
+    t.dim = wide ? 64 : t.dim;
+    if (small && !own) {
         t.n_layers = 1;
         t.d_model = 16;
         t.d_ff = 8;
