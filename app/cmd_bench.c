@@ -11,11 +11,7 @@
 #include <string.h>
 
 #include "commands.h"
-<<<<<<< HEAD
-#include "kvstate/recurrent.h"
-=======
 #include "svg.h"
->>>>>>> main
 #include "util.h"
 
 #define MAX_LIST   16
