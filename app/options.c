@@ -82,6 +82,8 @@ const option_def option_table[] = {
      U31},
     {"sinks", "N", "and the first N", CMD_ALL, OPT_U32, F(sinks), 0, U31},
     {"max-kv-size", "N", "as --window N-4 --sinks 4", CMD_ALL, OPT_U32, F(max_kv_size), 5, U31},
+    {"undo", "N", "newest tokens that recurrent layers can take back [16]", CMD_ALL, OPT_U32,
+     F(undo), 0, 65536},
     {"swa-full", NULL, "keep all tokens of layers that have a window", CMD_ALL, OPT_FLAG,
      F(swa_full), 0, 0},
 
@@ -359,6 +361,7 @@ int options_parse(settings *s, uint32_t command, const char *command_name, int a
     memset(s, 0, sizeof *s);
     s->temperature = 0.8f;
     s->top_k = 40;
+    s->undo = 16;
     s->top_p = 0.95f;
     s->min_p = 0.05f;
     s->repeat_penalty = 1.0f;

@@ -56,6 +56,7 @@ typedef struct settings {
     uint32_t window;
     uint32_t sinks;
     uint32_t max_kv_size;
+    uint32_t undo;
     bool swa_full;
     /* sampling */
     float temperature;

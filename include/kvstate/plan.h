@@ -18,6 +18,8 @@ enum {
     KVS_PLAN_FULL_WINDOW = 1u << 0
 };
 
+#define KVS_UNDO_NONE UINT32_MAX
+
 typedef struct kvs_plan_opts {
     size_t struct_size;
     /* A codec for K and V ("f16", "q8", "affine4:32"), one each ("k8v4", "q8+q4"), or
@@ -37,10 +39,16 @@ typedef struct kvs_plan_opts {
     uint32_t max_block; /* largest block that a session computes at once; 0: 512 */
     uint32_t flags;     /* KVS_PLAN_* */
     uint32_t kv_block;  /* not 0: layers are paged, in blocks of so many tokens, at most 256 */
+    /* Newest tokens that recurrent layers can take back (kvs_recurrent_spec.undo_tokens), at most
+     * 65536; 0: 16, KVS_UNDO_NONE: none. A rewind beyond empties a session. A round of txn.h needs
+     * its drafts + 1. */
+    uint32_t undo_tokens;
+    uint32_t reserved;   /* 0 */
+    uint64_t undo_bytes; /* for that, all recurrent layers together; 0: what takes the least */
 } kvs_plan_opts;
 #define KVS_PLAN_OPTS_INIT                                                                         \
     {                                                                                              \
-        sizeof(kvs_plan_opts), NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0                            \
+        sizeof(kvs_plan_opts), NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                   \
     }
 
 typedef struct kvs_plan kvs_plan; /* immutable; may outlive the model */

@@ -11,6 +11,7 @@
  * I2  nodes[i].next > i, and every walk by next ends at n_nodes. */
 #include "engine/json.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/map.h"
@@ -163,7 +164,15 @@ static kvs_status parse_value(parser *p)
     if (c == '{' || c == '[') {
         return open_bracket(p, c == '{' ? KVS__JSON_OBJECT : KVS__JSON_ARRAY);
     }
-    return c == '-' || (c >= '0' && c <= '9') ? parse_number(p) : parse_word(p);
+    if (c == '-' || (c >= '0' && c <= '9')) {
+        return parse_number(p);
+    }
+    /* Python writes infinity so; in files that it wrote, a number */
+    const size_t at = p->l.at;
+    if (c == 'I' && p->d->map.bytes > 0 && kvs__json_word(&p->l, "Infinity")) {
+        return push(p, KVS__JSON_NUMBER, at, p->l.at - at, false);
+    }
+    return parse_word(p);
 }
 
 /* A member's name and colon. */
@@ -504,7 +513,7 @@ bool kvs__json_is(kvs__jval v, const char *text)
 
 bool kvs__json_int(kvs__jval v, int64_t *out)
 {
-    return kvs__json_kind(v) == KVS__JSON_NUMBER &&
+    return kvs__json_kind(v) == KVS__JSON_NUMBER && kvs__json_raw(v).ptr[0] != 'I' &&
            kvs__json_number_int(kvs__json_raw(v).ptr, kvs__json_raw(v).len, out);
 }
 
@@ -517,6 +526,10 @@ bool kvs__json_double(kvs__jval v, double *out)
 {
     if (kvs__json_kind(v) != KVS__JSON_NUMBER) {
         return false;
+    }
+    if (kvs__json_raw(v).ptr[0] == 'I') {
+        *out = HUGE_VAL;
+        return true;
     }
     *out = kvs__json_number_double(kvs__json_raw(v).ptr, kvs__json_raw(v).len);
     return true;

@@ -18,10 +18,13 @@
 #include "kvstate/pages.h"
 
 #define DEFAULT_BLOCK 512u
+#define DEFAULT_UNDO  16u
+#define MAX_UNDO      65536u
 
 struct kvs_plan {
     kvs_ctx *ctx;
-    kvs_layer_spec *layers; /* [n_layers] */
+    kvs_layer_spec *layers;        /* [n_layers] */
+    kvs_recurrent_spec *recurrent; /* [n_layers], of the recurrent ones */
     uint32_t n_layers;
     uint32_t n_heads;
     uint32_t n_ctx;
@@ -43,10 +46,40 @@ static kvs_status layers_from_model(kvs_plan *p, const kvs_model *model, const k
         return kvs__nomem(err, "engine", info->n_layers * sizeof *p->layers);
     }
     p->n_heads = info->n_heads;
+    p->recurrent = kvs__calloc(p->ctx, info->n_layers, sizeof *p->recurrent);
+    if (!p->recurrent) {
+        return kvs__nomem(err, "engine", info->n_layers * sizeof *p->recurrent);
+    }
     for (uint32_t i = 0; i < p->n_layers; i++) {
         kvs__net_layer_spec(&model->net, i, &p->layers[i]);
+        if (p->layers[i].kind == KVS_LAYER_RECURRENT) {
+            p->recurrent[i] = *p->layers[i].recurrent;
+            p->layers[i].recurrent = &p->recurrent[i];
+        }
     }
     return KVS_OK;
+}
+
+static bool has_keys(const kvs_layer_spec *s)
+{
+    return s->kind == KVS_LAYER_ATTENTION || s->kind == KVS_LAYER_LATENT;
+}
+
+static void apply_undo(kvs_plan *p, const kvs_plan_opts *o)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < p->n_layers; i++) {
+        n += p->layers[i].kind == KVS_LAYER_RECURRENT;
+    }
+    for (uint32_t i = 0; i < p->n_layers; i++) {
+        kvs_recurrent_spec *r = &p->recurrent[i];
+        bool none = p->layers[i].kind != KVS_LAYER_RECURRENT || o->undo_tokens == KVS_UNDO_NONE;
+        r->undo_tokens = none ? 0 : o->undo_tokens > 0 ? o->undo_tokens : DEFAULT_UNDO;
+        r->undo_bytes = none ? 0 : o->undo_bytes / n;
+        if (!none && o->undo_bytes > 0 && r->undo_bytes == 0) {
+            r->undo_bytes = 1;
+        }
+    }
 }
 
 static kvs_status apply_codecs(kvs_plan *p, const kvs_model *model, const kvs_plan_opts *o,
@@ -94,6 +127,12 @@ static kvs_status apply_limits(kvs_plan *p, const kvs_model *model, const kvs_pl
     bool any_affine = false;
     for (uint32_t i = 0; i < p->n_layers; i++) {
         kvs_layer_spec *s = &p->layers[i];
+        if (!has_keys(s)) {
+            s->window = 0; /* a layers file may have named it */
+            s->sinks = 0;
+            s->dense_until = 0;
+            continue;
+        }
         bool affine = s->k.bits > 0 || s->v.bits > 0;
         any_affine = any_affine || affine;
         if (o->start > 0 && affine && s->dense_until == 0) {
@@ -129,7 +168,10 @@ static void choose_layouts(kvs_plan *p, uint32_t flags)
 {
     for (uint32_t i = 0; i < p->n_layers; i++) {
         kvs_layer_spec *s = &p->layers[i];
-        if (p->kv_block > 0 && (s->kind == KVS_LAYER_ATTENTION || s->kind == KVS_LAYER_LATENT)) {
+        if (!has_keys(s)) {
+            continue;
+        }
+        if (p->kv_block > 0) {
             make_paged(p, s, flags);
             continue;
         }
@@ -140,11 +182,28 @@ static void choose_layouts(kvs_plan *p, uint32_t flags)
     }
 }
 
+/* A layer that borrows is described as what it reads. */
+static void describe_borrowers(kvs_plan *p)
+{
+    for (uint32_t i = 0; i < p->n_layers; i++) {
+        kvs_layer_spec *s = &p->layers[i];
+        if (s->kind == KVS_LAYER_BORROW) {
+            uint32_t donor = s->donor;
+            *s = p->layers[donor];
+            s->kind = KVS_LAYER_BORROW;
+            s->donor = donor;
+        }
+    }
+}
+
 static kvs_status check_layer(const kvs_plan *p, uint32_t i, kvs_err *err)
 {
     const kvs_layer_spec *s = &p->layers[i];
     kvs_err e = {KVS_OK, 0, "", ""};
     const char *side = "keys";
+    if (!has_keys(s)) {
+        return KVS_OK;
+    }
     kvs_status st = kvs_codec_check(&s->k, s->k_dim, &e);
     if (st == KVS_OK && s->kind != KVS_LAYER_LATENT) {
         side = "values";
@@ -184,6 +243,13 @@ static kvs_status check_opts(const kvs_plan_opts *o, const kvs_model_info *info,
     if (o->flags & ~(uint32_t)KVS_PLAN_FULL_WINDOW) {
         return kvs__fail(err, KVS_E_INVAL, "engine", "flags 0x%x of kvs_plan_opts", o->flags);
     }
+    if (o->reserved != 0) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "reserved %u of kvs_plan_opts", o->reserved);
+    }
+    if (o->undo_tokens > MAX_UNDO && o->undo_tokens != KVS_UNDO_NONE) {
+        return kvs__fail(err, KVS_E_RANGE, "engine", "undo_tokens %u is above %u", o->undo_tokens,
+                         MAX_UNDO);
+    }
     if (o->n_ctx > INT32_MAX || o->max_block > INT32_MAX || o->window > INT32_MAX ||
         o->sinks > INT32_MAX || o->start > INT32_MAX) {
         return kvs__fail(err, KVS_E_RANGE, "engine", "a length above %d tokens", INT32_MAX);
@@ -212,7 +278,9 @@ static kvs_status build(kvs_plan *p, const kvs_model *model, const kvs_plan_opts
     if (st != KVS_OK) {
         return st;
     }
+    apply_undo(p, o);
     choose_layouts(p, o->flags);
+    describe_borrowers(p);
     return check(p, err);
 }
 
@@ -251,6 +319,7 @@ void kvs_plan_free(kvs_plan *p)
     }
     kvs__free(p->ctx, p->layers, p->n_layers * sizeof *p->layers);
     kvs__free(p->ctx, p->own_window, p->n_layers * sizeof *p->own_window);
+    kvs__free(p->ctx, p->recurrent, p->n_layers * sizeof *p->recurrent);
     kvs__free(p->ctx, p, sizeof *p);
 }
 
@@ -326,14 +395,31 @@ bool kvs__plan_own_window(const kvs_plan *p, uint32_t layer)
     return p->own_window[layer];
 }
 
+static bool same_recurrent(const kvs_recurrent_spec *a, const kvs_recurrent_spec *b)
+{
+    return a->rule == b->rule && a->n_heads == b->n_heads && a->n_groups == b->n_groups &&
+           a->head_dim == b->head_dim && a->state_dim == b->state_dim &&
+           a->conv_dim == b->conv_dim && a->conv_taps == b->conv_taps &&
+           a->conv_dtype == b->conv_dtype && a->undo_tokens == b->undo_tokens &&
+           a->undo_bytes == b->undo_bytes;
+}
+
 static bool same_spec(const kvs_layer_spec *a, const kvs_layer_spec *b)
 {
+    if (a->kind != b->kind || a->donor != b->donor) {
+        return false;
+    }
+    if (a->kind == KVS_LAYER_BORROW) {
+        return true;
+    }
+    if (a->kind == KVS_LAYER_RECURRENT) {
+        return same_recurrent(a->recurrent, b->recurrent);
+    }
     return a->k.bits == b->k.bits && a->k.group == b->k.group && a->k.rotate == b->k.rotate &&
            a->k.dtype == b->k.dtype && a->v.bits == b->v.bits && a->v.group == b->v.group &&
            a->v.rotate == b->v.rotate && a->v.dtype == b->v.dtype && a->layout == b->layout &&
            a->window == b->window && a->sinks == b->sinks && a->dense_until == b->dense_until &&
-           a->kind == b->kind && a->n_kv_heads == b->n_kv_heads && a->k_dim == b->k_dim &&
-           a->v_dim == b->v_dim;
+           a->n_kv_heads == b->n_kv_heads && a->k_dim == b->k_dim && a->v_dim == b->v_dim;
 }
 
 /* First layer of group i of equal layers; n_layers past the end. */
@@ -378,6 +464,18 @@ static void put_ranges(const kvs_plan *p, uint32_t first, kvs__plan_text *t)
     }
 }
 
+static void put_recurrent(const kvs_recurrent_spec *r, kvs__plan_text *t)
+{
+    kvs__plan_put(t, ": recurrent %s, %u heads of %u x %u in f32, convolution %u of %u",
+                  r->rule == KVS_RECURRENT_SSD ? "ssd" : "delta", r->n_heads, r->head_dim,
+                  r->state_dim, r->conv_taps, r->conv_dim);
+    if (r->undo_tokens > 0) {
+        kvs__plan_put(t, ", goes back %u tokens", r->undo_tokens);
+    } else {
+        kvs__plan_put(t, ", does not go back");
+    }
+}
+
 static void put_group(const kvs_plan *p, uint32_t first, kvs__plan_text *t)
 {
     const kvs_layer_spec *s = &p->layers[first];
@@ -387,6 +485,14 @@ static void put_group(const kvs_plan *p, uint32_t first, kvs__plan_text *t)
     (void)kvs_codec_name(&s->v, v, sizeof v);
     kvs__plan_put(t, "layers ");
     put_ranges(p, first, t);
+    if (s->kind == KVS_LAYER_RECURRENT) {
+        put_recurrent(s->recurrent, t);
+        return;
+    }
+    if (s->kind == KVS_LAYER_BORROW) {
+        kvs__plan_put(t, ": nothing, they read layer %u", s->donor);
+        return;
+    }
     static const char *const layouts[] = {"grow", "ring", "paged"};
     kvs__plan_put(t, ": %s", layouts[s->layout]);
     if (s->layout == KVS_LAYOUT_PAGED) {

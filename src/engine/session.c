@@ -53,6 +53,14 @@ static kvs_status make_cache(kvs_session *s, const kvs_plan *plan, kvs_err *err)
     return kvs_cache_new(s->ctx, &o, &s->cache, err);
 }
 
+static bool same_state(const kvs_recurrent_spec *a, const kvs_recurrent_spec *b)
+{
+    return !a || !b ||
+           (a->rule == b->rule && a->n_heads == b->n_heads && a->n_groups == b->n_groups &&
+            a->head_dim == b->head_dim && a->state_dim == b->state_dim &&
+            a->conv_dim == b->conv_dim && a->conv_taps == b->conv_taps);
+}
+
 static kvs_status check_plan(const kvs_session *s, const kvs_plan *plan, kvs_err *err)
 {
     const kvs__net *net = &s->model->net;
@@ -62,7 +70,8 @@ static kvs_status check_plan(const kvs_session *s, const kvs_plan *plan, kvs_err
         const kvs_layer_spec *has = kvs_plan_layer(plan, i);
         kvs__net_layer_spec(net, i, &need);
         same = has->kind == need.kind && has->n_kv_heads == need.n_kv_heads &&
-               has->k_dim == need.k_dim && has->v_dim == need.v_dim;
+               has->k_dim == need.k_dim && has->v_dim == need.v_dim && has->donor == need.donor &&
+               same_state(has->recurrent, need.recurrent);
     }
     if (!same) {
         return kvs__fail(err, KVS_E_INVAL, "engine", "the plan was made for another model");
