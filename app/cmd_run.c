@@ -9,6 +9,7 @@
 #include "chat.h"
 #include "commands.h"
 #include "machine.h"
+#include "saved.h"
 
 typedef struct run {
     settings *s;
@@ -162,6 +163,7 @@ static int emit(void *user, const char *text, size_t n)
 static void report_text(const run *r, const kvs_session_stats *st)
 {
     char state[32];
+    saved_report(&r->m);
     const char *reason = r->reason ? r->reason : "";
     if (strcmp(reason, "interrupted") == 0) {
         note(r->s, "interrupted after %zu of %zu prompt tokens and %zu answer tokens",
@@ -187,6 +189,7 @@ static void report_json(const run *r, const kvs_session_stats *st)
     json_text(stdout, r->answer ? r->answer : "", r->n_answer);
     (void)printf(",\"finish\":\"%s\",\"prompt_tokens\":%zu,\"answer_tokens\":%zu,\"seed\":%llu",
                  r->reason ? r->reason : "", r->ids.n, r->made.n, (unsigned long long)r->m.seed);
+    saved_json(stdout, &r->m);
     (void)printf(",\"load_s\":%.4f,\"prompt_s\":%.4f,\"answer_s\":%.4f,\"state_bytes\":%zu,"
                  "\"scratch_bytes\":%zu,\"n_ctx\":%u,\"tokens\":[",
                  r->load_s, r->prompt_s, r->answer_s, st->state_bytes, st->scratch_bytes,
@@ -228,13 +231,17 @@ int cmd_run(settings *s)
     int rc = prepare(&r);
     double t0 = now_seconds();
     if (rc == 0) {
-        rc = machine_sync(&r.m, &r.ids, NULL, &r.reason);
+        saved_request(&r.m, "run");
+        rc = machine_resume(&r.m, &r.ids, emit, &r, &r.made, &r.reason);
         r.prompt_s = now_seconds() - t0;
     }
     if (rc == 0) {
         t0 = now_seconds();
         rc = r.reason ? 0 : machine_answer(&r.m, emit, &r, &r.made, &r.reason);
         r.answer_s = now_seconds() - t0;
+    }
+    if (rc == 0 && r.reason && strcmp(r.reason, "interrupted") != 0) {
+        saved_done(&r.m, &r.ids);
     }
     if (rc == 0) {
         rc = finish(&r);

@@ -5,6 +5,7 @@
 
 #include "kvstate/kvstate.h"
 #include "kvstate/model.h"
+#include "kvstate/persist.h"
 #include "kvstate/plan.h"
 #include "kvstate/sampler.h"
 #include "kvstate/session.h"

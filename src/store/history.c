@@ -483,6 +483,16 @@ void kvs__history_forget(kvs__history *h)
     h->from_entry = 0;
 }
 
+void kvs__history_clear(kvs__history *h)
+{
+    kvs__history_forget(h);
+    for (uint32_t i = 0; i < h->n_layers; i++) {
+        drop_all(h, &h->layer[i]);
+    }
+    h->shift = 0;
+    h->over = false;
+}
+
 void kvs__history_free(kvs__history *h)
 {
     if (!h) {

@@ -54,12 +54,17 @@ typedef struct kvs__saved {
 kvs_status kvs__history_copy(kvs__history *h, uint64_t max_bytes, kvs__saved *out, kvs_err *err);
 void kvs__saved_free(kvs__saved *s);
 
-/* Fills the cache, which must be empty, with the first *n tokens or fewer of a pinned entry: with
+/* Fills the cache, which is empty and whose notes were cleared, with the first *n tokens or fewer of a pinned entry: with
  * as many as every layer can prove; *n says how many. KVS_NO: none, err (never NULL here) says
  * why. After another status the cache must be cleared. On success the pin is taken over: later
  * copies complete their notes from the entry. */
 kvs_status kvs__history_restore(kvs__history *h, kvs_store *store, kvs_entry entry, uint64_t *n,
                                 kvs_err *err);
+/* The most tokens, at most *n, that it could restore; changes nothing. KVS_NO: none. */
+kvs_status kvs__history_probe(kvs__history *h, kvs_store *store, kvs_entry entry, uint64_t *n,
+                              kvs_err *err);
+/* The cache was cleared. */
+void kvs__history_clear(kvs__history *h);
 /* Lets go of the entry. */
 void kvs__history_forget(kvs__history *h);
 

@@ -374,6 +374,23 @@ static kvs_status restore(kvs__history *h, kvs__snap *s, kvs_store *store, kvs_e
     return st;
 }
 
+kvs_status kvs__history_probe(kvs__history *h, kvs_store *store, kvs_entry entry, uint64_t *n,
+                              kvs_err *err)
+{
+    kvs__snap s;
+    kvs_status st = snap_read(h, store, entry, &s, err);
+    if (st != KVS_OK) {
+        return st;
+    }
+    int64_t c = (int64_t)(*n < s.len ? *n : s.len);
+    st = snap_reach(h, &s, &c, err);
+    snap_free(&s);
+    if (st == KVS_OK) {
+        *n = (uint64_t)c;
+    }
+    return st;
+}
+
 kvs_status kvs__history_restore(kvs__history *h, kvs_store *store, kvs_entry entry, uint64_t *n,
                                 kvs_err *err)
 {
