@@ -82,7 +82,7 @@ void saved_open(machine *m)
     kvs_reuse r = KVS_REUSE_INIT;
     (void)kvs_session_get_reuse(m->session, &r);
     if (r.read_only) {
-        note(s, "saved state is only read: %s", r.reason);
+        note(s, "saved state is only read: %s", r.save_reason);
     }
 }
 
@@ -100,7 +100,7 @@ void saved_report(const machine *m)
         note(m->s, "nothing reused: %s", r.reason);
     }
     if (r.not_saved > 0) {
-        note(m->s, "state was not saved: %s", r.reason);
+        note(m->s, "state was not saved: %s", r.save_reason);
     }
 }
 

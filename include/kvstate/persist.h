@@ -62,11 +62,12 @@ typedef struct kvs_reuse {
     uint64_t not_saved;
     uint32_t has_store;
     uint32_t read_only;
-    char reason[160]; /* why the last lookup, read or save did not succeed; empty: it did */
+    char reason[160];      /* why the last sync took nothing from the store; empty: it did */
+    char save_reason[160]; /* why the last save failed, or none is made; empty: it did not */
 } kvs_reuse;
 #define KVS_REUSE_INIT                                                                             \
     {                                                                                              \
-        sizeof(kvs_reuse), 0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0,                                         \
+        sizeof(kvs_reuse), 0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, {0},                                    \
         {                                                                                          \
             0                                                                                      \
         }                                                                                          \

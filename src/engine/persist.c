@@ -402,6 +402,55 @@ static void explain_miss(kvs__persist *p)
     }
 }
 
+static size_t common_with(kvs__persist *p, const kvs_entry_info *info, const int32_t *tokens,
+                          size_t n, int32_t *ids)
+{
+    size_t most = info->n_ids < n ? info->n_ids : n;
+    size_t i = 0;
+    if (kvs_store_entry_ids(p->store, info->entry, ids, most) != KVS_OK) {
+        return 0;
+    }
+    while (i < most && ids[i] == tokens[i]) {
+        i++;
+    }
+    return i;
+}
+
+/* The entry that shares most need not be the one that serves most: it may lack windows, or the dense
+ * form of a beginning. So all are asked; where the first can't help. *got: to be exceeded. */
+static bool look_at_all(kvs__persist *p, const int32_t *tokens, size_t n, kvs_store_hit *hit,
+                        uint64_t *got)
+{
+    kvs_entry cursor = 0;
+    kvs_entry_info info = KVS_ENTRY_INFO_INIT;
+    int32_t *ids = kvs__alloc(p->ctx, n * sizeof *ids);
+    bool found = false;
+    while (ids && kvs_store_list(p->store, &cursor, &info) == KVS_OK) {
+        if (info.kind != KVS__STATE_KIND ||
+            memcmp(info.identity, p->identity, sizeof p->identity) != 0) {
+            continue;
+        }
+        size_t common = common_with(p, &info, tokens, n, ids);
+        uint64_t c = common < n - 1 ? common : n - 1;
+        if (c <= *got || kvs_store_pin(p->store, info.entry) != KVS_OK) {
+            continue;
+        }
+        if (kvs__history_probe(p->history, p->store, info.entry, &c, NULL) != KVS_OK || c <= *got) {
+            (void)kvs_store_unpin(p->store, info.entry);
+            continue;
+        }
+        if (found) {
+            (void)kvs_store_unpin(p->store, hit->entry);
+        }
+        found = true;
+        hit->entry = info.entry;
+        hit->n_common = common;
+        *got = c;
+    }
+    kvs__free(p->ctx, ids, n * sizeof *ids);
+    return found;
+}
+
 /* Finds an entry that gives more than own tokens, pinned; *got: how many. */
 static kvs_status look(kvs__persist *p, const int32_t *tokens, size_t n, size_t own,
                        kvs_store_hit *hit, uint64_t *got)
@@ -428,7 +477,11 @@ static kvs_status look(kvs__persist *p, const int32_t *tokens, size_t n, size_t 
     }
     (void)kvs_store_unpin(p->store, hit->entry);
     say(p->last.reason, sizeof p->last.reason, st == KVS_OK ? "no more than is held" : err.msg);
-    return st == KVS_E_FORMAT ? KVS_E_FORMAT : KVS_NO;
+    if (st == KVS_E_FORMAT) {
+        return st;
+    }
+    *got = own + WORTH_TOKENS - 1;
+    return look_at_all(p, tokens, n, hit, got) ? KVS_OK : KVS_NO;
 }
 
 /* The cache is cleared first, and again if it fails. */
@@ -520,9 +573,7 @@ void kvs__persist_reuse(kvs__persist *p, kvs_reuse *out)
     out->saved = p->w.saved;
     out->saved_bytes = p->w.saved_bytes;
     out->not_saved = p->w.not_saved;
-    if (!out->reason[0]) {
-        say(out->reason, sizeof out->reason, p->w.reason);
-    }
+    say(out->save_reason, sizeof out->save_reason, p->w.reason);
     (void)pthread_mutex_unlock(&p->w.lock);
 }
 
