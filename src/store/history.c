@@ -450,6 +450,12 @@ kvs_status kvs__history_new(kvs_ctx *ctx, kvs_cache *cache, size_t max_bytes, kv
                             kvs_err *err)
 {
     *out = NULL;
+    for (uint32_t i = 0; i < cache->n_layers; i++) {
+        if (cache->layer[i].spec.kind == KVS_LAYER_RECURRENT) {
+            return kvs__fail(err, KVS_E_UNSUPPORTED, "store",
+                             "layer %u is recurrent: such state is not saved yet", i);
+        }
+    }
     kvs__history *h = kvs__calloc(ctx, 1, sizeof *h);
     if (!h) {
         return kvs__nomem(err, "store", sizeof *h);

@@ -26,7 +26,7 @@
 
 typedef struct kvs__history kvs__history;
 
-/* For one cache, which must outlive it. max_bytes: of notes. */
+/* For one cache, which must outlive it. max_bytes: of notes. KVS_E_UNSUPPORTED: a recurrent layer. */
 kvs_status kvs__history_new(kvs_ctx *ctx, kvs_cache *cache, size_t max_bytes, kvs__history **out,
                             kvs_err *err);
 void kvs__history_free(kvs__history *h); /* NULL is fine */

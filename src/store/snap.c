@@ -132,10 +132,6 @@ static kvs_status check(const kvs__history *h, uint64_t *len, kvs_err *err)
     for (uint32_t i = 0; i < h->n_layers; i++) {
         const kvs__layer *l = &h->cache->layer[i];
         if (!h->layer[i].l) {
-            if (l->spec.kind != KVS_LAYER_BORROW) {
-                return kvs__fail(err, KVS_E_UNSUPPORTED, "store",
-                                 "layer %u is of a kind that is not saved", i);
-            }
             continue;
         }
         uint64_t n = (uint64_t)kvs__layer_len(l);
