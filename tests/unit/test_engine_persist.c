@@ -29,6 +29,10 @@ static int n_dirs;
 static int setup(void **state)
 {
     (void)state;
+    (void)snprintf(base, sizeof base, "/dev/shm/kvstate-persist-XXXXXX"); /* flushes cost nothing */
+    if (mkdtemp(base)) {
+        return 0;
+    }
     (void)snprintf(base, sizeof base, "/tmp/kvstate-persist-XXXXXX");
     return mkdtemp(base) ? 0 : -1;
 }
