@@ -7,7 +7,7 @@
  * removed when a longer one is durable; ends of prompts stay, because they are asked for again
  * exactly. All share their blocks.
  *
- * I1  on_disk tokens of those held are in an entry that is durable or queued.
+ * I1  on_disk tokens of those held are in an entry that is durable or queued, or could not be saved.
  * I2  What the writing thread touches (struct written) is under its lock. */
 #include "engine/persist.h"
 
@@ -34,6 +34,8 @@ typedef struct written {
     uint32_t under_way;
     uint32_t lineage;
     kvs_entry passing; /* durable, on the way: to be removed once a longer one is */
+    uint64_t passing_len;
+    uint64_t prompt_len; /* a save of so many tokens stays */
     kvs_entry dead;
     uint64_t saved, saved_bytes, not_saved;
     char reason[160];
@@ -49,6 +51,7 @@ struct kvs__persist {
     size_t min_tokens;
     uint8_t identity[KVS_DIGEST_BYTES];
     size_t on_disk;
+    bool on_way; /* the last save was */
     written w;
     kvs_reuse last;
 };
@@ -229,7 +232,8 @@ static void on_saved(void *user, kvs_status status, kvs_entry entry, const kvs_e
         w->reason[0] = '\0';
         if (j->lineage == w->lineage) {
             w->dead = w->passing ? w->passing : w->dead;
-            w->passing = j->passing ? entry : 0;
+            w->passing = j->passing && j->saved.len != w->prompt_len ? entry : 0;
+            w->passing_len = j->saved.len;
         }
     } else {
         w->not_saved++;
@@ -290,11 +294,10 @@ static kvs_status save(kvs__persist *p, const int32_t *tokens, size_t n, bool pa
     if (st != KVS_OK) {
         kvs__saved_free(&j->saved);
         kvs__free(p->ctx, j, sizeof *j);
-        p->on_disk = st == KVS_E_LIMIT ? n : p->on_disk; /* not to be tried at each token */
-        return st == KVS_NO ? st : not_saved(p, st, err);
     }
-    p->on_disk = n;
-    return KVS_OK;
+    p->on_disk = n; /* a failure is not tried again at each token */
+    p->on_way = passing;
+    return st == KVS_OK || st == KVS_NO ? st : not_saved(p, st, err);
 }
 
 static bool may_save(const kvs__persist *p, size_t n, size_t least)
@@ -365,9 +368,17 @@ kvs_status kvs__persist_back(kvs__persist *p, size_t n, kvs_err *err)
 
 void kvs__persist_synced(kvs__persist *p, const int32_t *tokens, size_t n)
 {
-    if (may_save(p, n, p ? p->min_tokens : 0)) {
+    if (!p) {
+        return;
+    }
+    (void)pthread_mutex_lock(&p->w.lock);
+    p->w.prompt_len = n; /* what the way there saved last may be all of it */
+    p->w.passing = p->w.passing_len == n ? 0 : p->w.passing;
+    (void)pthread_mutex_unlock(&p->w.lock);
+    if (may_save(p, n, p->on_way ? 1 : p->min_tokens)) {
         (void)save(p, tokens, n, false, NULL);
     }
+    p->on_way = false;
 }
 
 /* ---- looking */

@@ -8,7 +8,7 @@
 
 #include "store/snap.h"
 
-#define GROUP_BYTES ((size_t)16 << 20) /* read and checked together */
+#define GROUP_BYTES ((size_t)4 << 20) /* read and checked together */
 
 static uint32_t get_u32(const unsigned char *p)
 {
