@@ -254,8 +254,8 @@ static int do_undo(chat *c, const char *arg)
     note(c->s, "[the last turn is taken back%s]",
          back == 0 || can || !c->s->no_cache
              ? ""
-                          : "; window layers can't go back, so the next question computes all "
-                            "of the conversation again");
+             : "; window layers can't go back, so the next question computes all "
+               "of the conversation again");
     return 0;
 }
 

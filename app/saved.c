@@ -126,15 +126,16 @@ void saved_json(FILE *out, const machine *m)
 void saved_request(machine *m, const char *what)
 {
     const settings *s = m->s;
-    float f[] = {s->temperature,      s->top_p,           s->min_p, s->repeat_penalty,
-                 s->presence_penalty, s->frequency_penalty};
+    float f[] = {s->temperature,      s->top_p, s->min_p, s->repeat_penalty, s->presence_penalty,
+                 s->frequency_penalty};
     uint32_t bits[sizeof f / sizeof f[0]];
     memcpy(bits, f, sizeof f);
-    int len = snprintf(m->request, sizeof m->request,
-                       "%s 1 n=%u eos=%d ctx=%u k=%u last=%u t=%x p=%x m=%x r=%x pp=%x fp=%x s=%d:%llu",
-                       what, s->n_predict, s->ignore_eos, kvs_plan_n_ctx(m->plan), s->top_k,
-                       s->repeat_last_n, bits[0], bits[1], bits[2], bits[3], bits[4], bits[5],
-                       s->seed_given, (unsigned long long)(s->seed_given ? s->seed : 0));
+    int len =
+        snprintf(m->request, sizeof m->request,
+                 "%s 1 n=%u eos=%d ctx=%u k=%u last=%u t=%x p=%x m=%x r=%x pp=%x fp=%x s=%d:%llu",
+                 what, s->n_predict, s->ignore_eos, kvs_plan_n_ctx(m->plan), s->top_k,
+                 s->repeat_last_n, bits[0], bits[1], bits[2], bits[3], bits[4], bits[5],
+                 s->seed_given, (unsigned long long)(s->seed_given ? s->seed : 0));
     for (uint32_t i = 0; i < s->n_bias && len > 0 && (size_t)len < sizeof m->request; i++) {
         len += snprintf(m->request + len, sizeof m->request - (size_t)len, " b=%s", s->bias[i]);
     }

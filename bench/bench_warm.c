@@ -200,8 +200,8 @@ static void measure(rig *r, const char *model)
                   (unsigned long long)u.n_disk, (double)u.disk_bytes / 1e6, 1e3 * u.disk_s);
     line(model, "again, from disk, not in the page cache",
          restart(r, r->tokens, n_tokens, true, &u), cold);
-    line(model, "back to 2048 + 32, from disk",
-         restart(r, r->edited, half + NEW, false, &u), cold_back);
+    line(model, "back to 2048 + 32, from disk", restart(r, r->edited, half + NEW, false, &u),
+         cold_back);
     rates(model, &whole, save_s, saved);
 }
 
@@ -209,7 +209,10 @@ static void model_path(const char *file, char *dst, size_t n)
 {
     const char *xdg = getenv("XDG_CACHE_HOME");
     const char *home = getenv("HOME");
-    (void)snprintf(dst, n, "%s%s/kvstate/models/%s", xdg ? xdg : home ? home : "",
+    (void)snprintf(dst, n, "%s%s/kvstate/models/%s",
+                   xdg    ? xdg
+                   : home ? home
+                          : "",
                    xdg ? "" : "/.cache", file);
 }
 

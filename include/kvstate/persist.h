@@ -19,9 +19,10 @@ extern "C" {
 
 typedef struct kvs_persist_opts {
     size_t struct_size;
-    const char *dir;     /* made with mode 0700; NULL: notes in memory alone */
-    uint64_t max_bytes;  /* of the directory, 0: no limit */
-    uint64_t note_bytes; /* of memory for what windows drop, so that an edit can go back; 0: 64 MiB */
+    const char *dir;    /* made with mode 0700; NULL: notes in memory alone */
+    uint64_t max_bytes; /* of the directory, 0: no limit */
+    uint64_t
+        note_bytes; /* of memory for what windows drop, so that an edit can go back; 0: 64 MiB */
     uint32_t min_tokens; /* fewer are not saved, nor looked for; 0: 64 */
     uint32_t reserved;   /* 0 */
     /* Parts of the identity that the model file does not have; see kvs_identity_desc. */

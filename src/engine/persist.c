@@ -82,10 +82,9 @@ static void add_layer(kvs__sha256 *sum, const kvs_layer_spec *s)
     (void)kvs_codec_name(&s->v, v, sizeof v);
     bool borrows = s->kind == KVS_LAYER_BORROW;
     (void)snprintf(text, sizeof text, "%d %u %u %u %s %s %u %u %u %d %u", (int)s->kind,
-                   s->n_kv_heads, s->k_dim, s->v_dim, k,
-                   s->kind == KVS_LAYER_ATTENTION ? v : "", s->window, s->window ? s->sinks : 0,
-                   s->dense_until, s->dense_until ? (int)s->dense_dtype : 0,
-                   borrows ? s->donor : 0);
+                   s->n_kv_heads, s->k_dim, s->v_dim, k, s->kind == KVS_LAYER_ATTENTION ? v : "",
+                   s->window, s->window ? s->sinks : 0, s->dense_until,
+                   s->dense_until ? (int)s->dense_dtype : 0, borrows ? s->donor : 0);
     kvs__sha256_field(sum, text, strlen(text));
 }
 

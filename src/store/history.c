@@ -101,8 +101,7 @@ bool kvs__hist_serves(const kvs_layer_spec *spec, bool slides, const kvs__hblock
         return kvs__hist_covers(b, n, 0, c);
     }
     int64_t sinks = (int64_t)spec->sinks < c ? (int64_t)spec->sinks : c;
-    return kvs__hist_covers(b, n, 0, sinks) &&
-           kvs__hist_covers(b, n, kvs__hist_need(spec, c), c);
+    return kvs__hist_covers(b, n, 0, sinks) && kvs__hist_covers(b, n, kvs__hist_need(spec, c), c);
 }
 
 /* Tokens beyond the window are worth having: they allow a rewind. */

@@ -46,8 +46,7 @@ void kvs__hblock_copy(const kvs__fmt *fmt, const kvs__hblock *from, const kvs__h
 {
     for (int side = 0; side < KVS__SIDES; side++) {
         for (int p = 0; p < KVS__PLANES; p++) {
-            size_t row =
-                (size_t)fmt->side[side].n_units[p] * fmt->side[side].unit_bytes[p];
+            size_t row = (size_t)fmt->side[side].n_units[p] * fmt->side[side].unit_bytes[p];
             for (uint32_t h = 0; row > 0 && h < fmt->n_heads; h++) {
                 size_t src = (size_t)h * from->stride + (size_t)(to->lo - from->base);
                 size_t dst = (size_t)h * to->stride + (size_t)(to->lo - to->base);
@@ -171,16 +170,14 @@ static void fill_parts(const copier *c, kvs__saved *out, size_t table)
     out->parts[0] = (kvs_store_part){"state", 0, -1, table, out->data + c->at, 0, 0};
     for (uint32_t i = 0; i < c->n_runs; i++) {
         const run *r = &c->runs[i];
-        size_t chunk =
-            kvs__hblock_bytes(&store_of(&c->h->layer[r->layer])->fmt, (uint64_t)BLOCK);
-        out->parts[i + 1] = (kvs_store_part){
-            "kv",
-            0,
-            (int32_t)r->layer,
-            r->bytes,
-            out->data + r->at,
-            chunk <= KVS_STORE_CHUNK_MAX ? (uint32_t)chunk : 0,
-            0};
+        size_t chunk = kvs__hblock_bytes(&store_of(&c->h->layer[r->layer])->fmt, (uint64_t)BLOCK);
+        out->parts[i + 1] = (kvs_store_part){"kv",
+                                             0,
+                                             (int32_t)r->layer,
+                                             r->bytes,
+                                             out->data + r->at,
+                                             chunk <= KVS_STORE_CHUNK_MAX ? (uint32_t)chunk : 0,
+                                             0};
     }
 }
 

@@ -214,7 +214,7 @@ static kvs_status snap_reach(const kvs__history *h, const kvs__snap *s, int64_t 
     int64_t before = -1;
     while (*c > 0 && *c != before) {
         before = *c;
-        for (uint32_t i = 0; i < h->n_layers && *c > 0; i++) {
+        for (uint32_t i = 0; i<h->n_layers && * c> 0; i++) {
             if (!h->layer[i].l) {
                 continue;
             }
@@ -457,8 +457,8 @@ static bool fill_block(kvs__history *h, kvs__hlayer *hl, kvs__snap_block *sb, co
         return false;
     }
     kvs_store_buf buf = {sb->part, sb->at, bytes, b.data};
-    bool ok = kvs_store_get(h->store, h->entry, &buf, 1, NULL) == KVS_OK &&
-              take_note(h, hl, fmt, &b);
+    bool ok =
+        kvs_store_get(h->store, h->entry, &buf, 1, NULL) == KVS_OK && take_note(h, hl, fmt, &b);
     kvs__free(h->ctx, b.data, bytes);
     return ok;
 }
@@ -477,8 +477,7 @@ void kvs__hist_fill(kvs__history *h)
             continue;
         }
         for (uint32_t k = s.layer[i].n; k-- > 0 && go;) { /* the newest first */
-            go = fill_block(h, hl, &s.blk[s.layer[i].first + k],
-                            fmt_of(hl->l, s.layer[i].dense));
+            go = fill_block(h, hl, &s.blk[s.layer[i].first + k], fmt_of(hl->l, s.layer[i].dense));
         }
     }
     snap_free(&s);

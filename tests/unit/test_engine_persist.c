@@ -86,17 +86,45 @@ typedef struct kind {
     uint32_t first; /* fewest tokens that come back: those of delayed conversion come whole */
 } kind;
 
-static const tiny llama = {
-    .arch = "llama", .n_layers = 2, .d_model = 32, .d_ff = 32, .n_heads = 2, .n_kv_heads = 1,
-    .dim = 64, .n_vocab = N_VOCAB, .n_ctx = 8192, .type = KVS__W_F32, .seed = 1};
-static const tiny gemma = {
-    .arch = "gemma3", .n_layers = 7, .d_model = 32, .d_ff = 32, .n_heads = 2, .n_kv_heads = 1,
-    .dim = 64, .n_vocab = N_VOCAB, .n_ctx = 8192, .window = 24, .type = KVS__W_F32, .seed = 2};
-static const tiny latent = {.arch = "deepseek2", TINY_EXPERTS, .n_shared = 2, .n_groups = 4,
-                            .n_best = 2, .n_dense = 1, .q_rank = 48, .rank = 32, .nope = 24,
-                            .rot = 16, .seed = 4};
+static const tiny llama = {.arch = "llama",
+                           .n_layers = 2,
+                           .d_model = 32,
+                           .d_ff = 32,
+                           .n_heads = 2,
+                           .n_kv_heads = 1,
+                           .dim = 64,
+                           .n_vocab = N_VOCAB,
+                           .n_ctx = 8192,
+                           .type = KVS__W_F32,
+                           .seed = 1};
+static const tiny gemma = {.arch = "gemma3",
+                           .n_layers = 7,
+                           .d_model = 32,
+                           .d_ff = 32,
+                           .n_heads = 2,
+                           .n_kv_heads = 1,
+                           .dim = 64,
+                           .n_vocab = N_VOCAB,
+                           .n_ctx = 8192,
+                           .window = 24,
+                           .type = KVS__W_F32,
+                           .seed = 2};
+static const tiny latent = {.arch = "deepseek2",
+                            TINY_EXPERTS,
+                            .n_shared = 2,
+                            .n_groups = 4,
+                            .n_best = 2,
+                            .n_dense = 1,
+                            .q_rank = 48,
+                            .rank = 32,
+                            .nope = 24,
+                            .rot = 16,
+                            .seed = 4};
 
-#define PLAN(...) {sizeof(kvs_plan_opts), __VA_ARGS__}
+#define PLAN(...)                                                                                  \
+    {                                                                                              \
+        sizeof(kvs_plan_opts), __VA_ARGS__                                                         \
+    }
 static const kind kinds[] = {
     {"f16", &llama, PLAN("f16", .n_ctx = 1024), 1},
     {"q8", &llama, PLAN("q8", .n_ctx = 1024), 1},
@@ -225,8 +253,9 @@ static void same(const rig *r, const float *want, const char *what, const char *
     }
 }
 
-static const size_t cuts[] = {16, 17, 39, 40, 41, 44, 63, 64, 65, 255, 256, 257, 279, 280, 281,
-                              299, 300, 301, 302, 343, 511, 512, 513, 535, 536, 537, 598, 599, 600};
+static const size_t cuts[] = {16,  17,  39,  40,  41,  44,  63,  64,  65,  255,
+                              256, 257, 279, 280, 281, 299, 300, 301, 302, 343,
+                              511, 512, 513, 535, 536, 537, 598, 599, 600};
 #define N_CUTS (sizeof cuts / sizeof cuts[0])
 
 /* ---- the same bits */
@@ -300,8 +329,7 @@ static void test_back(void **state)
             kvs_reuse u = reuse_of(r.s);
             bool may_lose = at < k->first; /* dense copies go at the append after the conversion */
             if (u.n_memory != at && !(may_lose && u.n_memory == 0)) {
-                fail_msg("%s, back to %zu: %llu held", k->name, at,
-                         (unsigned long long)u.n_memory);
+                fail_msg("%s, back to %zu: %llu held", k->name, at, (unsigned long long)u.n_memory);
             }
             cold_logits(k, at, TAIL, want);
             same(&r, want, "back", k->name, at);
