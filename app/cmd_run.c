@@ -10,6 +10,7 @@
 #include "commands.h"
 #include "machine.h"
 #include "prompt_file.h"
+#include "saved.h"
 
 typedef struct run {
     settings *s;
@@ -170,6 +171,7 @@ static int emit(void *user, const char *text, size_t n)
 static void report_text(const run *r, const kvs_session_stats *st)
 {
     char state[32];
+    saved_report(&r->m);
     const char *reason = r->reason ? r->reason : "";
     if (r->n_reused > 0) {
         note(r->s, "%zu tokens were not computed again", r->n_reused);
@@ -198,7 +200,10 @@ static void report_json(const run *r, const kvs_session_stats *st)
     json_text(stdout, r->answer ? r->answer : "", r->n_answer);
     (void)printf(",\"finish\":\"%s\",\"prompt_tokens\":%zu,\"answer_tokens\":%zu,\"seed\":%llu",
                  r->reason ? r->reason : "", r->ids.n, r->made.n, (unsigned long long)r->m.seed);
-    (void)printf(",\"reused_tokens\":%zu", r->n_reused);
+    saved_json(stdout, &r->m);
+    if (r->s->prompt_cache) {
+        (void)printf(",\"reused_tokens\":%zu", r->n_reused);
+    }
     (void)printf(",\"load_s\":%.4f,\"prompt_s\":%.4f,\"answer_s\":%.4f,\"state_bytes\":%zu,"
                  "\"scratch_bytes\":%zu,\"n_ctx\":%u,\"tokens\":[",
                  r->load_s, r->prompt_s, r->answer_s, st->state_bytes, st->scratch_bytes,
@@ -233,6 +238,17 @@ static int finish(run *r)
     return rc == 0 ? interrupted() : rc;
 }
 
+/* Makes the session hold the prompt, from a file of state, or what the cache has of it and of an
+ * answer that was cut off. */
+static int take_prompt(run *r)
+{
+    if (r->s->prompt_cache) {
+        return prompt_file_sync(&r->m, &r->file, &r->ids, &r->n_reused, &r->reason);
+    }
+    saved_request(&r->m, "run");
+    return machine_resume(&r->m, &r->ids, emit, r, &r->made, &r->reason);
+}
+
 int cmd_run(settings *s)
 {
     run r = {.s = s};
@@ -240,7 +256,7 @@ int cmd_run(settings *s)
     int rc = prepare(&r);
     double t0 = now_seconds();
     if (rc == 0) {
-        rc = prompt_file_sync(&r.m, &r.file, &r.ids, &r.n_reused, &r.reason);
+        rc = take_prompt(&r);
         r.prompt_s = now_seconds() - t0;
     }
     if (rc == 0 && !r.reason) {
@@ -250,6 +266,9 @@ int cmd_run(settings *s)
         t0 = now_seconds();
         rc = r.reason ? 0 : machine_answer(&r.m, emit, &r, &r.made, &r.reason);
         r.answer_s = now_seconds() - t0;
+    }
+    if (rc == 0 && r.reason && strcmp(r.reason, "interrupted") != 0) {
+        saved_done(&r.m, &r.ids);
     }
     if (rc == 0) {
         rc = prompt_file_save(&r.m, &r.file, true);

@@ -122,10 +122,14 @@ const option_def option_table[] = {
 
     {"tensors", NULL, "list the tensors", CMD_INSPECT, OPT_FLAG, F(tensors), 0, 0},
 
-    {"cache-dir", "DIR", "directory of saved state [~/.cache/kvstate/state]", CMD_CACHE, OPT_TEXT,
-     F(cache_dir), 0, 0},
-    {"cache-disk", "MIB", "gc: forget entries until the directory is so small", CMD_CACHE, OPT_U32,
-     F(cache_disk), 1, U31},
+    {"cache-dir", "DIR", "directory of saved state [~/.cache/kvstate/state]", CMD_CACHE | CMD_TEXT,
+     OPT_TEXT, F(cache_dir), 0, 0},
+    {"cache-disk", "MIB",
+     "most it may take [4096, or a tenth of what is free]; gc: forget until it is so small",
+     CMD_CACHE | CMD_TEXT, OPT_U32, F(cache_disk), 1, U31},
+    {"cache-ram", "MIB", "memory for what windows drop, so that an edit can go back [64]", CMD_TEXT,
+     OPT_U32, F(cache_ram), 1, U31},
+    {"no-cache", NULL, "neither save state nor look for it", CMD_TEXT, OPT_FLAG, F(no_cache), 0, 0},
 
     {"json", NULL, "print one JSON object (chat: one a turn)",
      CMD_TEXT | CMD_INSPECT | CMD_CACHE | CMD_QUALITY, OPT_FLAG, F(json), 0, 0},

@@ -90,7 +90,9 @@ typedef struct settings {
     bool tensors;
     /* cache */
     const char *cache_dir;
-    uint32_t cache_disk; /* MiB */
+    uint32_t cache_disk; /* MiB, 0: as saved.c says */
+    uint32_t cache_ram;  /* MiB */
+    bool no_cache;
     const char *args[MAX_ARGS];
     uint32_t n_args;
     uint32_t max_args; /* 0: one positional argument, the model */

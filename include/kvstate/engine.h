@@ -6,6 +6,7 @@
 #include "kvstate/kvstate.h"
 #include "kvstate/interchange.h"
 #include "kvstate/model.h"
+#include "kvstate/persist.h"
 #include "kvstate/plan.h"
 #include "kvstate/sampler.h"
 #include "kvstate/session.h"

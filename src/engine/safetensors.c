@@ -390,6 +390,11 @@ size_t kvs__safetensors_bytes(const kvs__safetensors *s)
     return s->file_bytes;
 }
 
+const kvs__map *kvs__safetensors_map(const kvs__safetensors *s)
+{
+    return &s->map;
+}
+
 const kvs__st_tensor *kvs__safetensors_at(const kvs__safetensors *s, size_t i)
 {
     return i < s->n ? &s->tensors[i] : NULL;
