@@ -108,7 +108,7 @@ const option_def option_table[] = {
     {"depth", "N", "tokens held, which weighs layers with a window [1]", CMD_TUNE, OPT_U32,
      F(depth), 1, U31},
     {"out", "FILE", "write the plan, for --kv layers:FILE", CMD_TUNE, OPT_TEXT, F(out), 0, 0},
-    {"svg", "FILE", "write a plot", CMD_QUALITY, OPT_TEXT, F(svg), 0, 0},
+    {"svg", "FILE", "write a plot", CMD_QUALITY | CMD_CACHE, OPT_TEXT, F(svg), 0, 0},
 
     {"tensors", NULL, "list the tensors", CMD_INSPECT, OPT_FLAG, F(tensors), 0, 0},
 
@@ -116,6 +116,8 @@ const option_def option_table[] = {
      F(cache_dir), 0, 0},
     {"cache-disk", "MIB", "gc: forget entries until the directory is so small", CMD_CACHE, OPT_U32,
      F(cache_disk), 1, U31},
+    {"blocks", "LIST", "simulate: capacities in blocks [1000,3000,10000,30000,50000]", CMD_CACHE,
+     OPT_TEXT, F(blocks), 0, 0},
 
     {"json", NULL, "print one JSON object (chat: one a turn)",
      CMD_TEXT | CMD_INSPECT | CMD_CACHE | CMD_QUALITY, OPT_FLAG, F(json), 0, 0},

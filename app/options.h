@@ -88,6 +88,7 @@ typedef struct settings {
     /* cache */
     const char *cache_dir;
     uint32_t cache_disk; /* MiB */
+    const char *blocks;  /* simulate: capacities */
     const char *args[MAX_ARGS];
     uint32_t n_args;
     uint32_t max_args; /* 0: one positional argument, the model */
