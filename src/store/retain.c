@@ -534,14 +534,32 @@ kvs_status kvs_retain_get_info(const kvs_retain *r, kvs_retain_id id, kvs_retain
     return kvs__stats_write(out, &info, sizeof info);
 }
 
+/* Of one slot in the arrays. */
+static size_t slot_bytes(const kvs_retain *r)
+{
+    size_t heaps = r->density ? 1 : KVS_RETAIN_PRIORITIES + 1;
+    return sizeof *r->item + heaps * sizeof(uint32_t);
+}
+
+size_t kvs__retain_own(const kvs_retain *r)
+{
+    return sizeof *r + r->cap * slot_bytes(r) + r->by_key.cap * sizeof *r->by_key.slots +
+           (r->density ? kvs__density_bytes() : 0);
+}
+
+size_t kvs__retain_growth(const kvs_retain *r)
+{
+    size_t cap = r->cap ? (size_t)r->cap * 2 : FIRST_CAP;
+    /* the map is at most 2/3 full, its size a power of two */
+    return r->free != KVS__NONE ? 0 : cap * (slot_bytes(r) + 4 * sizeof *r->by_key.slots);
+}
+
 kvs_status kvs_retain_get_stats(const kvs_retain *r, kvs_retain_stats *out)
 {
     if (!r || !out) {
         return KVS_E_INVAL;
     }
     kvs_retain_stats s = KVS_RETAIN_STATS_INIT;
-    uint64_t each = sizeof *r->item + sizeof(uint32_t);
-    each += r->density ? 0 : KVS_RETAIN_PRIORITIES * sizeof(uint32_t);
     s.items = r->n_live;
     s.bytes = r->bytes;
     s.pinned_bytes = r->pinned_bytes;
@@ -551,7 +569,6 @@ kvs_status kvs_retain_get_stats(const kvs_retain *r, kvs_retain_stats *out)
     s.used = r->used;
     s.evicted = r->evicted;
     s.returned = r->returned;
-    s.own_bytes = sizeof *r + r->cap * each + r->by_key.cap * sizeof *r->by_key.slots +
-                  (r->density ? kvs__density_bytes() : 0);
+    s.own_bytes = kvs__retain_own(r);
     return kvs__stats_write(out, &s, sizeof s);
 }

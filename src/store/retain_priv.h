@@ -73,6 +73,10 @@ struct kvs_retain {
     uint64_t returned;
 };
 
+/* What the next add may take at its worst moment; 0: it has the room. */
+size_t kvs__retain_growth(const kvs_retain *r);
+size_t kvs__retain_own(const kvs_retain *r);
+
 /* -- retain_heap.c */
 
 typedef bool (*kvs__less_fn)(const kvs__item *a, const kvs__item *b);
