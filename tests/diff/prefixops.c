@@ -500,9 +500,11 @@ static void forget_known(world *w, const text *t, uint32_t n, uint32_t ns)
 {
     uint32_t to = 0;
     for (uint32_t i = 0; i < w->n_known; i++) {
-        const published *k = &w->known[i];
-        bool gone = k->ns == ns && common(&k->t, t) >= n;
-        if (!gone) {
+        published *k = &w->known[i];
+        if (k->ns == ns && common(&k->t, t) >= n) { /* the blocks before stay */
+            k->t.n = n > 0 ? n - 1 : 0;
+        }
+        if (k->t.n > 0) {
             w->known[to++] = *k;
         }
     }
