@@ -185,8 +185,13 @@ static void rank(struct kvs__density *d)
         common[b] = reused / at_risk;
     }
     const double *order[CELLS];
-    for (uint32_t c = 0; c < CLASSES; c++) {
+    for (uint32_t c = 0; c < CLASSES && c <= d->n_classes; c++) {
         value_class(d, c, common);
+    }
+    for (uint32_t c = d->n_classes + 1; c < CLASSES;
+         c++) { /* as the first that nothing is known of */
+        memcpy(d->worth + c * BUCKETS, d->worth + d->n_classes * BUCKETS,
+               BUCKETS * sizeof *d->worth);
     }
     for (uint32_t i = 0; i < CELLS; i++) {
         order[i] = &d->worth[i];
@@ -303,8 +308,8 @@ static uint8_t class_of(struct kvs__density *d, const kvs__item *x)
     }
     d->class_key[c] = key;
     d->weight[c] = weight;
-    d->n_classes++;
-    rank(d);
+    d->n_classes++; /* it has the rank of an unknown one until then */
+    d->next_rank = d->next_rank < d->next_sweep + SWEEP ? d->next_rank : d->next_sweep + SWEEP;
     return (uint8_t)c;
 }
 
