@@ -118,7 +118,7 @@ const option_def option_table[] = {
     {"depth", "N", "tokens held, which weighs layers with a window [1]", CMD_TUNE, OPT_U32,
      F(depth), 1, U31},
     {"out", "FILE", "write the plan, for --kv layers:FILE", CMD_TUNE, OPT_TEXT, F(out), 0, 0},
-    {"svg", "FILE", "write a plot", CMD_QUALITY | CMD_BENCH, OPT_TEXT, F(svg), 0, 0},
+    {"svg", "FILE", "write a plot", CMD_QUALITY | CMD_BENCH | CMD_CACHE, OPT_TEXT, F(svg), 0, 0},
 
     {"tensors", NULL, "list the tensors", CMD_INSPECT, OPT_FLAG, F(tensors), 0, 0},
 
@@ -130,6 +130,8 @@ const option_def option_table[] = {
     {"cache-ram", "MIB", "memory for what windows drop, so that an edit can go back [64]", CMD_TEXT,
      OPT_U32, F(cache_ram), 1, U31},
     {"no-cache", NULL, "neither save state nor look for it", CMD_TEXT, OPT_FLAG, F(no_cache), 0, 0},
+    {"blocks", "LIST", "simulate: capacities in blocks [1000,3000,10000,30000,50000]", CMD_CACHE,
+     OPT_TEXT, F(blocks), 0, 0},
 
     {"json", NULL, "print one JSON object (chat: one a turn)",
      CMD_TEXT | CMD_INSPECT | CMD_CACHE | CMD_QUALITY, OPT_FLAG, F(json), 0, 0},

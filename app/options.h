@@ -93,6 +93,7 @@ typedef struct settings {
     uint32_t cache_disk; /* MiB, 0: as saved.c says */
     uint32_t cache_ram;  /* MiB */
     bool no_cache;
+    const char *blocks; /* simulate: capacities */
     const char *args[MAX_ARGS];
     uint32_t n_args;
     uint32_t max_args; /* 0: one positional argument, the model */
