@@ -7,7 +7,7 @@ target_compile_definitions(test_rows PRIVATE KVS_STATIC)
 target_link_libraries(test_rows PRIVATE kvs_flags Threads::Threads m)
 add_test(NAME rows_ops COMMAND test_rows --programs 2000)
 set_tests_properties(rows_ops PROPERTIES LABELS "quick;diff" TIMEOUT 600)
-add_test(NAME rows_ops_long COMMAND test_rows --first 1000001 --programs 50000)
+add_test(NAME rows_ops_long COMMAND test_rows --first 1000001 --programs 20000)
 set_tests_properties(rows_ops_long PROPERTIES LABELS "long;diff" TIMEOUT 1800)
 
 # Every allocation of every call on rows fails once.

@@ -66,7 +66,7 @@ typedef struct kvs_prefix_publish_opts {
     size_t snapshot_bytes; /* of recurrent layers, of a drafter ... */
 } kvs_prefix_publish_opts;
 enum { KVS_PREFIX_NO_TAIL = 1u << 0 }; /* whole blocks only */
-#define KVS_PREFIX_PUBLISH_INIT                                                                    \
+#define KVS_PREFIX_PUBLISH_OPTS_INIT                                                               \
     {                                                                                              \
         sizeof(kvs_prefix_publish_opts), 0, 0, 0, NULL, 0                                          \
     }
