@@ -5,6 +5,7 @@
 #ifndef KVS_TESTS_SUPPORT_CACHE_RIG_H
 #define KVS_TESTS_SUPPORT_CACHE_RIG_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
