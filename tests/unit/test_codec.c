@@ -57,7 +57,7 @@ static bool same_codec(const kvs_codec *a, const kvs_codec *b)
 static void test_names_round_trip(void **state)
 {
     (void)state;
-    char seen[111][24];
+    char seen[165][24];
     kvs_codec c;
     size_t n = 0;
     for (; nth_codec(n, &c); n++) {
