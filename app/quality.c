@@ -137,7 +137,8 @@ size_t quality_token_bytes(const kvs_plan *plan)
     size_t sum = 0;
     for (uint32_t i = 0; i < kvs_plan_n_layers(plan); i++) {
         const kvs_layer_spec *l = kvs_plan_layer(plan, i);
-        sum += l->n_kv_heads *
+        bool keeps = l->kind == KVS_LAYER_ATTENTION || l->kind == KVS_LAYER_LATENT;
+        sum += (keeps ? l->n_kv_heads : 0) *
                (kvs_codec_row_bytes(&l->k, l->k_dim) + kvs_codec_row_bytes(&l->v, l->v_dim));
     }
     return sum;

@@ -180,6 +180,7 @@ int make_plan(const settings *s, kvs_ctx *ctx, const kvs_model *model, const cha
     }
     o.n_ctx = s->ctx_size;
     o.max_block = s->block;
+    o.undo_tokens = s->undo > 0 ? s->undo : KVS_UNDO_NONE;
     o.flags = s->swa_full ? KVS_PLAN_FULL_WINDOW : 0;
     kvs_status st = kvs_plan_new(ctx, model, &o, out, &err);
     if (st == KVS_OK) {

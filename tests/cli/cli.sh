@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 # cli.sh KVSTATE TINY_MODEL: the program from outside: exit codes, messages, streams, signals.
 set -u
+export KVSTATE_NO_CACHE=1
 kvstate=$1
 tiny_model=$2
 dir=$(mktemp -d) || exit 1
