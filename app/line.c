@@ -151,6 +151,9 @@ static void open_editor(line_input *l, const settings *s, bool keep)
 static line_status edit_line(line_input *l, const char **text, size_t *n)
 {
     int count = 0;
+    /* before the prompt shows, or a Ctrl-D that follows it at once is read as an end of file that
+     * libedit never sees */
+    (void)el_set(l->el, EL_PREP_TERM, 1);
     const char *p = el_gets(l->el, &count);
     if (interrupted()) {
         el_reset(l->el);

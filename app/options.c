@@ -113,7 +113,7 @@ const option_def option_table[] = {
     {"depth", "N", "tokens held, which weighs layers with a window [1]", CMD_TUNE, OPT_U32,
      F(depth), 1, U31},
     {"out", "FILE", "write the plan, for --kv layers:FILE", CMD_TUNE, OPT_TEXT, F(out), 0, 0},
-    {"svg", "FILE", "write a plot", CMD_QUALITY, OPT_TEXT, F(svg), 0, 0},
+    {"svg", "FILE", "write a plot", CMD_QUALITY | CMD_BENCH, OPT_TEXT, F(svg), 0, 0},
 
     {"tensors", NULL, "list the tensors", CMD_INSPECT, OPT_FLAG, F(tensors), 0, 0},
 
