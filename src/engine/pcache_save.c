@@ -14,10 +14,12 @@
 #include "engine/token_utf8.h"
 #include "state/layer.h"
 
+typedef enum item_kind { PLANE, SCALAR, FLAG, STRING, NONE, INTS, ARRAY } item_kind;
+
 /* A tensor to be. */
 typedef struct item {
     char name[32];
-    enum { PLANE, SCALAR, FLAG, STRING, NONE, INTS, ARRAY } kind;
+    item_kind kind;
     uint32_t out; /* index of the layer's kvs__pc_out */
     uint8_t side, plane;
     size_t at, n; /* of the pool; FLAG: one byte */
@@ -103,7 +105,7 @@ static void state_path(const saver *s, const kvs__pc_out *o, char dst[24])
     }
 }
 
-static kvs_status add_field(saver *s, uint32_t i, uint32_t field, int kind, const int64_t *v,
+static kvs_status add_field(saver *s, uint32_t i, uint32_t field, item_kind kind, const int64_t *v,
                             size_t n, kvs_err *err)
 {
     char path[24];
@@ -588,7 +590,7 @@ static kvs_status write_item(saver *s, const item *it, kvs_err *err)
         unsigned char flag = s->pool[it->at] != 0;
         return kvs__st_data(s->w, &flag, 1, err);
     }
-    return kvs__st_data(s->w, s->pool + it->at, it->n * sizeof *s->pool, err);
+    return it->n == 0 ? KVS_OK : kvs__st_data(s->w, s->pool + it->at, it->n * sizeof *s->pool, err);
 }
 
 /* ---- saving */
