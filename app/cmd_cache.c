@@ -9,6 +9,7 @@
 
 #include "commands.h"
 #include "kvstate/store.h"
+#include "saved.h"
 #include "util.h"
 
 #define KEY_DIGITS 12 /* shown; any unique beginning is taken */
@@ -22,19 +23,9 @@ typedef struct cache {
 
 static int default_dir(cache *c)
 {
-    const char *xdg = getenv("XDG_CACHE_HOME");
-    const char *home = getenv("HOME");
-    int n = 0;
-    if (c->s->cache_dir) {
-        n = snprintf(c->dir, sizeof c->dir, "%s", c->s->cache_dir);
-    } else if (xdg && xdg[0] == '/') {
-        n = snprintf(c->dir, sizeof c->dir, "%s/kvstate/state", xdg);
-    } else if (home && home[0]) {
-        n = snprintf(c->dir, sizeof c->dir, "%s/.cache/kvstate/state", home);
-    } else {
-        return fail(EXIT_USAGE, "where is the saved state? Give --cache-dir DIR");
-    }
-    return n < 0 || (size_t)n >= sizeof c->dir ? fail(EXIT_USAGE, "--cache-dir: too long") : 0;
+    return saved_dir(c->s, c->dir, sizeof c->dir)
+               ? 0
+               : fail(EXIT_USAGE, "where is the saved state? Give --cache-dir DIR");
 }
 
 static int open_cache(cache *c, uint32_t flags)

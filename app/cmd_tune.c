@@ -5,7 +5,7 @@
  * everything else being dense; small divergences of several layers add up (each is quadratic in its
  * error, and the errors are independent), so a plan's is predicted by the sum. It is measured with
  * 2, 3 and 4 bits; for more it falls with the square of the step, (2^4 - 1)^2 / (2^b - 1)^2. A group
- * of 128 instead of 64 widens the step by the ratio of the expected ranges of as many normal
+ * of 128 or 32 instead of 64 changes the step by the ratio of the expected ranges of as many normal
  * numbers.
  *
  * Choice: least sum of divergence + lambda * bytes; lambda by bisection, and what is left of the
@@ -20,11 +20,11 @@
 #include "quality.h"
 #include "svg.h"
 
-enum { SIDES = 2, N_BITS = 6, N_GROUPS = 2, N_CODECS = N_BITS * N_GROUPS, N_PROBES = 3 };
+enum { SIDES = 2, N_BITS = 6, N_GROUPS = 3, N_CODECS = N_BITS * N_GROUPS, N_PROBES = 3 };
 static const uint32_t bits_of[N_BITS] = {2, 3, 4, 5, 6, 8};
-static const uint32_t group_of[N_GROUPS] = {64, 128};
+static const uint32_t group_of[N_GROUPS] = {64, 128, 32};
 /* expected range of that many standard normal numbers, relative to 64 */
-static const double range_of[N_GROUPS] = {1.0, 1.118};
+static const double range_of[N_GROUPS] = {1.0, 1.118, 0.866};
 
 #define MAX_LAYERS 512u
 
@@ -88,21 +88,25 @@ static int prepare(tune *t)
             part *p = part_at(t, i, side);
             uint32_t dim = side == 0 ? l->k_dim : l->v_dim;
             double rows = held(t, l) * l->n_kv_heads;
-            t->values += rows * dim;
+            t->values += l->kind == KVS_LAYER_BORROW ? 0.0 : rows * dim;
             for (int c = 0; c < N_CODECS; c++) {
                 char name[16];
                 kvs_codec codec;
                 codec_name(c, name);
+                bool none = l->kind == KVS_LAYER_RECURRENT || l->kind == KVS_LAYER_BORROW;
                 bool fits = kvs_codec_parse(name, &codec, NULL) == KVS_OK &&
-                            kvs_codec_check(&codec, dim, NULL) == KVS_OK;
+                            (none || kvs_codec_check(&codec, dim, NULL) == KVS_OK);
                 p->kl[c] = fits ? 0.0 : HUGE_VAL;
-                p->bytes[c] = fits ? rows * (double)kvs_codec_row_bytes(&codec, dim) : 0.0;
+                p->bytes[c] = fits && !none ? rows * (double)kvs_codec_row_bytes(&codec, dim) : 0.0;
             }
             if (p->kl[0] == HUGE_VAL) {
                 return fail(EXIT_INPUT, "layer %u: a head of %u can't be quantised in groups of 64",
                             i, dim);
             }
         }
+    }
+    if (t->values == 0.0) {
+        return fail(EXIT_INPUT, "no layer of this model keeps keys and values");
     }
     t->budget = t->q.s->budget_bytes > 0.0f ? (double)t->q.s->budget_bytes
                                             : t->values * (double)t->q.s->budget / 8.0;
@@ -125,7 +129,7 @@ static void show_progress(tune *t, uint32_t n)
     t->n_done += n;
     if (!t->q.s->quiet) {
         (void)fprintf(stderr, "\rsensitivity: %u of %u probes", t->n_done, t->n_jobs);
-        if (t->n_done == t->n_jobs) {
+        if (t->n_done == t->n_jobs || interrupted()) {
             (void)fputc('\n', stderr);
         }
     }
@@ -334,7 +338,7 @@ static int write_plan(tune *t)
     (void)fputs(t->text, f);
     bool bad = ferror(f) != 0;
     bad = fclose(f) != 0 || bad;
-    return bad ? fail(EXIT_FAILED, "%s can't be written", t->q.s->out) : 0;
+    return bad ? fail(EXIT_FAILED, "%s can't be written: %s", t->q.s->out, strerror(errno)) : 0;
 }
 
 static void print_table(const tune *t)

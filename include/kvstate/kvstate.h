@@ -9,6 +9,7 @@
 #include "kvstate/mask.h"
 #include "kvstate/pages.h"
 #include "kvstate/prefix.h"
+#include "kvstate/recurrent.h"
 #include "kvstate/retain.h"
 #include "kvstate/rows.h"
 #include "kvstate/step.h"

@@ -71,7 +71,7 @@ enum {
         1u << 1 /* of a prompt being computed: of windows only what window_stride says,
                                      not what a prompt that ends here would need */
 };
-#define KVS_PREFIX_PUBLISH_INIT                                                                    \
+#define KVS_PREFIX_PUBLISH_OPTS_INIT                                                               \
     {                                                                                              \
         sizeof(kvs_prefix_publish_opts), 0, 0, 0, NULL, 0                                          \
     }

@@ -12,6 +12,7 @@
 #include "engine/hf.h"
 #include "engine/model_parts.h"
 #include "engine/token_gguf.h"
+#include "engine/token_json.h"
 
 /* ---- opening */
 
@@ -115,8 +116,10 @@ static kvs_status load(kvs_model *m, uint32_t flags, kvs_err *err)
         st = kvs__hf_check_used(m->source.hf, err);
     }
     if (st == KVS_OK) {
-        st = kvs__tokenizer_from_gguf(m->ctx, m->gguf, NULL, &m->tok, err);
         bool inspect = (flags & KVS_MODEL_INSPECT) != 0;
+        st = m->source.hf ? kvs__tokenizer_from_json(m->ctx, kvs__hf_dir(m->source.hf),
+                                                     m->arch ? m->net.n_vocab : 0, &m->tok, err)
+                          : kvs__tokenizer_from_gguf(m->ctx, m->gguf, NULL, &m->tok, err);
         if (st == KVS_E_NOTFOUND || (inspect && st == KVS_E_UNSUPPORTED)) {
             st = KVS_OK;
         }
@@ -244,12 +247,15 @@ const kvs_tokenizer *kvs_model_tokenizer(const kvs_model *m)
 
 const char *kvs_model_string(const kvs_model *m, const char *key, size_t *n_bytes)
 {
+    static const char tokens[] = "tokenizer.";
     kvs__str s = {NULL, 0};
-    if (kvs__gguf_get_str(m->gguf, key, &s, NULL) != KVS_OK) {
-        return NULL;
+    if (kvs__gguf_get_str(m->gguf, key, &s, NULL) == KVS_OK) {
+        *n_bytes = s.len;
+        return s.ptr;
     }
-    *n_bytes = s.len;
-    return s.ptr;
+    /* what GGUF files have as metadata, folders have beside tokenizer.json */
+    bool beside = m->tok && m->source.hf && strncmp(key, tokens, sizeof tokens - 1) == 0;
+    return beside ? kvs_tokenizer_string(m->tok, key + sizeof tokens - 1, n_bytes) : NULL;
 }
 
 /* Text with what a terminal must not see replaced, cut at n; returns the length written. */

@@ -485,7 +485,7 @@ static kvs_status publish(publication *p, kvs__node *root, size_t *n_stored, kvs
 kvs_status kvs_prefix_publish(kvs_prefix *ix, const kvs_prefix_key *key, const kvs_cache *cache,
                               const kvs_prefix_publish_opts *opts, size_t *n_stored, kvs_err *err)
 {
-    kvs_prefix_publish_opts o = KVS_PREFIX_PUBLISH_INIT;
+    kvs_prefix_publish_opts o = KVS_PREFIX_PUBLISH_OPTS_INIT;
     uint8_t name[KVS__SHA_BYTES];
     if (n_stored) {
         *n_stored = 0;

@@ -385,7 +385,7 @@ static int check(world *w)
 static kvs_status do_publish(world *w, kvs_cache *c, const text *t, uint32_t n, uint32_t ns,
                              bool midway)
 {
-    kvs_prefix_publish_opts o = KVS_PREFIX_PUBLISH_INIT;
+    kvs_prefix_publish_opts o = KVS_PREFIX_PUBLISH_OPTS_INIT;
     uint64_t snap = seed_of(t, n);
     uint32_t how = byte(w);
     uint32_t tail = how & 3 ? n : n - n % kvs__pages_block(w->pages);
@@ -544,7 +544,7 @@ static int forget(world *w)
 
 static int object(world *w)
 {
-    kvs_prefix_publish_opts o = KVS_PREFIX_PUBLISH_INIT;
+    kvs_prefix_publish_opts o = KVS_PREFIX_PUBLISH_OPTS_INIT;
     uint8_t data[40];
     uint8_t name[2] = {'o', (uint8_t)below(w, 4)};
     kvs_prefix_key key = {NULL, name, 2, NULL, 0};

@@ -44,7 +44,15 @@ static int teardown(void **state)
 {
     (void)state;
     static const char *const files[] = {
-        MAIN, INDEX, "config.json", "a.safetensors", "b.safetensors", "generation_config.json"};
+        MAIN,
+        INDEX,
+        "config.json",
+        "a.safetensors",
+        "b.safetensors",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    };
     for (size_t i = 0; i < KVS_COUNT(files); i++) {
         hf_remove(dir, files[i]);
     }
@@ -422,13 +430,42 @@ static void test_failing_allocations(void **state)
 
 #define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
+/* The tokenizer of the folder is the model's, its chat template is found as in a GGUF file, and ids
+ * up to the rows of the embedding exist. */
+static void test_tokenizer(void **state)
+{
+    (void)state;
+    write_plain();
+    hf_write_text(dir, "tokenizer.json",
+                  "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2},"
+                  "\"merges\":[\"a b\"]}}");
+    hf_write_text(dir, "tokenizer_config.json", "{\"chat_template\":\"{{ messages }}\"}");
+    kvs_model *m = open_good(dir);
+    const kvs_tokenizer *tok = kvs_model_tokenizer(m);
+    assert_non_null(tok);
+    int32_t ids[4];
+    size_t n = 0;
+    assert_int_equal(kvs_tokenizer_encode(tok, "aba", 3, 0, ids, 4, &n, NULL), KVS_OK);
+    assert_int_equal(n, 2);
+    assert_int_equal(ids[0], 2);
+    assert_int_equal(ids[1], 0);
+    assert_int_equal(kvs_tokenizer_size(tok), 40);
+    size_t len = 0;
+    const char *template = kvs_model_string(m, "tokenizer.chat_template", &len);
+    assert_int_equal(len, 14);
+    assert_memory_equal(template, "{{ messages }}", 14);
+    assert_null(kvs_model_string(m, "tokenizer.nothing", &len));
+    kvs_model_close(m);
+    hf_write_text(dir, "tokenizer.json", "{\"model\":{\"type\":\"WordPiece\",\"vocab\":{}}}");
+    refused(KVS_E_UNSUPPORTED, "WordPiece");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_opens),   TEST(test_missing_files),
-        TEST(test_index),   TEST(test_config),
-        TEST(test_tensors), TEST(test_quantised),
-        TEST(test_inspect), TEST(test_failing_allocations),
+        TEST(test_opens),     TEST(test_tokenizer), TEST(test_missing_files),
+        TEST(test_index),     TEST(test_config),    TEST(test_tensors),
+        TEST(test_quantised), TEST(test_inspect),   TEST(test_failing_allocations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

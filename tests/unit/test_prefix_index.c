@@ -170,7 +170,7 @@ static void back_to_the_middle(void **state)
 {
     (void)state;
     kvs_prefix_opts o = KVS_PREFIX_OPTS_INIT;
-    kvs_prefix_publish_opts whole = KVS_PREFIX_PUBLISH_INIT;
+    kvs_prefix_publish_opts whole = KVS_PREFIX_PUBLISH_OPTS_INIT;
     whole.flags = KVS_PREFIX_NO_TAIL;
     static const uint32_t strides[] = {0, 256, 512};
     for (size_t s = 0; s < KVS_COUNT(strides); s++) {
@@ -195,7 +195,7 @@ static void sparse_windows_take_less(void **state)
 {
     (void)state;
     kvs_prefix_opts o = KVS_PREFIX_OPTS_INIT;
-    kvs_prefix_publish_opts p = KVS_PREFIX_PUBLISH_INIT;
+    kvs_prefix_publish_opts p = KVS_PREFIX_PUBLISH_OPTS_INIT;
     size_t bytes[2];
     for (int i = 0; i < 2; i++) {
         rig r;
@@ -272,7 +272,7 @@ static void errors(void **state)
     kvs_err err = {KVS_OK, 0, "", ""};
     kvs_prefix *ix = NULL;
     kvs_prefix_opts o = KVS_PREFIX_OPTS_INIT;
-    kvs_prefix_publish_opts p = KVS_PREFIX_PUBLISH_INIT;
+    kvs_prefix_publish_opts p = KVS_PREFIX_PUBLISH_OPTS_INIT;
     open_rig(&r, 4, 0, 0, 0, NULL);
     kvs_cache *c = new_cache(&r);
     kvs_prefix_key k = key_of(5);
@@ -315,7 +315,7 @@ static void sessions_are_kept(void **state)
     for (int expired = 0; expired < 2; expired++) {
         rig r;
         kvs_prefix_opts o = KVS_PREFIX_OPTS_INIT;
-        kvs_prefix_publish_opts p = KVS_PREFIX_PUBLISH_INIT;
+        kvs_prefix_publish_opts p = KVS_PREFIX_PUBLISH_OPTS_INIT;
         o.policy = KVS_RETAIN_LRU;
         o.session_ms = 100;
         open_rig(&r, 16, 0, 0, 0, &o);
@@ -418,7 +418,7 @@ static void failing_allocations(void **state)
         kvs_cache *to = new_cache(&r);
         fill_to(&r, c, 40);
         mem.fail_at = mem.calls + k;
-        kvs_prefix_publish_opts p = KVS_PREFIX_PUBLISH_INIT;
+        kvs_prefix_publish_opts p = KVS_PREFIX_PUBLISH_OPTS_INIT;
         kvs_lease *lease = NULL;
         p.session = 1;
         p.snapshot = ids;
