@@ -316,7 +316,8 @@ static int act(cache *c)
         i++;
     }
     if (i == sizeof actions / sizeof actions[0]) {
-        return fail(EXIT_USAGE, "\"%s\" is none of ls, verify, gc, export, import, dump", what);
+        return fail(EXIT_USAGE, "\"%s\" is none of ls, verify, gc, export, import, dump, simulate",
+                    what);
     }
     if (s->n_args != actions[i].n_args) {
         return fail(EXIT_USAGE, "cache %s takes %u arguments; kvstate cache --help", what,
@@ -346,7 +347,12 @@ int cmd_cache(settings *s)
     c.s = s;
     if (s->n_args == 0) {
         return fail(EXIT_USAGE,
-                    "cache: what is to be done? ls, verify, gc, export, import or dump");
+                    "cache: what is to be done? ls, verify, gc, export, import, dump or simulate");
+    }
+    if (strcmp(s->args[0], "simulate") == 0) {
+        return s->n_args == 2
+                   ? cmd_cache_simulate(s, s->args[1])
+                   : fail(EXIT_USAGE, "cache simulate takes a trace, - for standard input");
     }
     int rc = default_dir(&c);
     if (rc == 0 && strcmp(s->args[0], "dump") == 0) {

@@ -169,10 +169,9 @@ void machine_close(machine *m)
     kvs_ctx_free(m->ctx);
 }
 
-int machine_sync(machine *m, const id_list *ids, size_t *n_reused, const char **reason)
+/* What came of computing a prompt. */
+static int computed(machine *m, kvs_status st, const kvs_err *err, const char **reason)
 {
-    kvs_err err = {KVS_OK, 0, "", ""};
-    kvs_status st = kvs_session_sync(m->session, ids->ids, ids->n, n_reused, &err);
     if (m->progress_shown) {
         (void)fputs("\r\033[K", stderr);
         m->progress_shown = false;
@@ -182,8 +181,22 @@ int machine_sync(machine *m, const id_list *ids, size_t *n_reused, const char **
         return 0;
     }
     return st == KVS_OK ? 0
-                        : fail_err(EXIT_FAILED, st, &err,
+                        : fail_err(EXIT_FAILED, st, err,
                                    st == KVS_E_LIMIT ? "--ctx-size sets the context" : NULL);
+}
+
+int machine_sync(machine *m, const id_list *ids, size_t *n_reused, const char **reason)
+{
+    kvs_err err = {KVS_OK, 0, "", ""};
+    kvs_status st = kvs_session_sync(m->session, ids->ids, ids->n, n_reused, &err);
+    return computed(m, st, &err, reason);
+}
+
+int machine_append(machine *m, const id_list *ids, const char **reason)
+{
+    kvs_err err = {KVS_OK, 0, "", ""};
+    kvs_status st = kvs_session_append(m->session, ids->ids, ids->n, &err);
+    return computed(m, st, &err, reason);
 }
 
 static int emit_token(machine *m, int32_t token, emit_fn emit, void *user)

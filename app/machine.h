@@ -40,6 +40,9 @@ void machine_close(machine *m);
 /* Makes the session hold these; *reason is set to "interrupted" where a signal stopped it. */
 int machine_sync(machine *m, const id_list *ids, size_t *n_reused, const char **reason);
 
+/* The same for tokens behind those that it holds. */
+int machine_append(machine *m, const id_list *ids, const char **reason);
+
 typedef int (*emit_fn)(void *user, const char *text, size_t n);
 /* Produces until something ends the answer: *reason is "end", "length", "context" or "interrupted".
  * What was produced is appended to *made; the last of it may not be in the session yet. */

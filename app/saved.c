@@ -64,7 +64,8 @@ void saved_open(machine *m)
     kvs_err err = {KVS_OK, 0, "", ""};
     kvs_persist_opts o = KVS_PERSIST_OPTS_INIT;
     o.note_bytes = s->cache_ram * MIB;
-    if (s->no_cache) {
+    if (s->no_cache ||
+        s->prompt_cache) { /* a file's tokens may be unknown: no names for its state */
         return;
     }
     if (saved_dir(s, dir, sizeof dir)) {

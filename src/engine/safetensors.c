@@ -47,6 +47,11 @@ const char *kvs__st_dtype_name(kvs__st_dtype dtype)
     return dtypes[dtype].name;
 }
 
+uint32_t kvs__st_dtype_bits(kvs__st_dtype dtype)
+{
+    return dtypes[dtype].bits;
+}
+
 /* ---- one tensor */
 
 static kvs_status bad(const kvs__safetensors *s, kvs__str name, kvs_err *err, const char *why)

@@ -80,5 +80,6 @@ const kvs__st_tensor *kvs__safetensors_find(const kvs__safetensors *s, kvs__str 
 kvs__jval kvs__safetensors_metadata(const kvs__safetensors *s);
 
 const char *kvs__st_dtype_name(kvs__st_dtype dtype);
+uint32_t kvs__st_dtype_bits(kvs__st_dtype dtype);
 
 #endif

@@ -12,6 +12,7 @@
 #include "engine/graph.h"
 #include "engine/net.h"
 #include "engine/persist.h"
+#include "kvstate/interchange.h"
 
 /* Activations of a block stay within this, which leaves room for the rest in the budget of 32 MiB
  * beyond weights and state. Blocks above 512 gain nothing. */
@@ -32,7 +33,8 @@ struct kvs_session {
     size_t n_vocab;
     int32_t *tokens; /* [n_ctx] */
     size_t n_tokens;
-    float *logits; /* [logit_rows][n_vocab]; the newest in row 0 */
+    size_t n_unknown; /* of them, the first ones: -1, from a file that did not tell them */
+    float *logits;    /* [logit_rows][n_vocab]; the newest in row 0 */
     size_t logit_cap;
     bool has_logits;
     bool broken;
@@ -53,6 +55,14 @@ static kvs_status make_cache(kvs_session *s, const kvs_plan *plan, kvs_err *err)
     return kvs_cache_new(s->ctx, &o, &s->cache, err);
 }
 
+static bool same_state(const kvs_recurrent_spec *a, const kvs_recurrent_spec *b)
+{
+    return !a || !b ||
+           (a->rule == b->rule && a->n_heads == b->n_heads && a->n_groups == b->n_groups &&
+            a->head_dim == b->head_dim && a->state_dim == b->state_dim &&
+            a->conv_dim == b->conv_dim && a->conv_taps == b->conv_taps);
+}
+
 static kvs_status check_plan(const kvs_session *s, const kvs_plan *plan, kvs_err *err)
 {
     const kvs__net *net = &s->model->net;
@@ -62,7 +72,8 @@ static kvs_status check_plan(const kvs_session *s, const kvs_plan *plan, kvs_err
         const kvs_layer_spec *has = kvs_plan_layer(plan, i);
         kvs__net_layer_spec(net, i, &need);
         same = has->kind == need.kind && has->n_kv_heads == need.n_kv_heads &&
-               has->k_dim == need.k_dim && has->v_dim == need.v_dim;
+               has->k_dim == need.k_dim && has->v_dim == need.v_dim && has->donor == need.donor &&
+               same_state(has->recurrent, need.recurrent);
     }
     if (!same) {
         return kvs__fail(err, KVS_E_INVAL, "engine", "the plan was made for another model");
@@ -357,6 +368,7 @@ static kvs_status cut(kvs_session *s, size_t keep, kvs_err *err)
     if (st == KVS_OK) {
         kvs__persist_cut(s->persist, keep);
         s->n_tokens = keep;
+        s->n_unknown = s->n_unknown < keep ? s->n_unknown : keep;
         s->has_logits = false;
     }
     return st;
@@ -408,6 +420,72 @@ kvs_status kvs_session_sync(kvs_session *s, const int32_t *tokens, size_t n, siz
     return st;
 }
 
+/* ---- a prompt-cache file */
+
+/* Tokens of the loaded state, which holds n: from the file, or unknown. */
+static kvs_status take_tokens(kvs_session *s, const kvs_prompt_cache *file, uint32_t row, size_t n,
+                              kvs_err *err)
+{
+    size_t count = 0;
+    kvs_status st =
+        row == 0 ? kvs_prompt_cache_get_tokens(file, s->tokens, s->n_ctx, &count, err) : KVS_NO;
+    if (st == KVS_OK && count != n) {
+        return kvs__fail(err, KVS_E_FORMAT, "engine", "the file names %zu tokens and holds %zu",
+                         count, n);
+    }
+    for (size_t i = 0; st == KVS_NO && i < n; i++) {
+        s->tokens[i] = -1;
+    }
+    if (st == KVS_OK) {
+        st = check_tokens(s, s->tokens, n, 0, err);
+    }
+    s->n_unknown = st == KVS_NO ? n : 0;
+    return st == KVS_NO ? KVS_OK : st;
+}
+
+/* All layers must have come equally far. */
+static kvs_status loaded_length(const kvs_session *s, size_t *n, kvs_err *err)
+{
+    int64_t length = kvs_cache_length(s->cache, 0);
+    for (uint32_t i = 0; i < kvs_cache_n_layers(s->cache); i++) {
+        if (kvs_cache_length(s->cache, i) != length) {
+            return kvs__fail(err, KVS_E_FORMAT, "engine",
+                             "layer %u holds %lld tokens in the file, layer 0 %lld", i,
+                             (long long)kvs_cache_length(s->cache, i), (long long)length);
+        }
+    }
+    if ((uint64_t)length > s->n_ctx) {
+        return kvs__fail(err, KVS_E_LIMIT, "engine",
+                         "%lld tokens in the file do not fit into the context of %u",
+                         (long long)length, s->n_ctx);
+    }
+    *n = (size_t)length;
+    return KVS_OK;
+}
+
+kvs_status kvs_session_load_prompt_cache(kvs_session *s, const kvs_prompt_cache *file, uint32_t row,
+                                         kvs_err *err)
+{
+    if (!s || !file) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "session or file is NULL");
+    }
+    kvs_status st = check_tokens(s, NULL, 0, 0, err);
+    st = st == KVS_OK ? cut(s, 0, err) : st;
+    st = st == KVS_OK ? kvs_prompt_cache_load(file, row, s->cache, err) : st;
+    if (st != KVS_OK) {
+        return st;
+    }
+    size_t n = 0;
+    st = loaded_length(s, &n, err);
+    st = st == KVS_OK ? take_tokens(s, file, row, n, err) : st;
+    if (st == KVS_OK) {
+        s->n_tokens = n;
+    } else if (kvs_cache_clear(s->cache, NULL) != KVS_OK) {
+        s->broken = true;
+    }
+    return st;
+}
+
 /* ---- questions */
 
 const float *kvs_session_logits(const kvs_session *s)
@@ -429,7 +507,8 @@ kvs_status kvs_session_sample(const kvs_session *s, kvs_sampler *sampler, int32_
                          "the sampler is for %zu tokens, the model has %zu",
                          kvs_sampler_n_vocab(sampler), s->n_vocab);
     }
-    return kvs_sampler_pick(sampler, s->logits, s->tokens, s->n_tokens, token, err);
+    return kvs_sampler_pick(sampler, s->logits, s->tokens + s->n_unknown,
+                            s->n_tokens - s->n_unknown, token, err);
 }
 
 const int32_t *kvs_session_tokens(const kvs_session *s, size_t *n)
