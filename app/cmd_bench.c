@@ -403,6 +403,9 @@ int cmd_bench(settings *s)
     catch_signals();
     int rc = parse(&b);
     if (rc == 0) {
+        rc = check_writable(s->svg);
+    }
+    if (rc == 0) {
         rc = make_ctx(s, &b.ctx);
     }
     if (rc == 0) {

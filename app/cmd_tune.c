@@ -137,7 +137,7 @@ static void show_progress(tune *t, uint32_t n)
     t->n_done += n;
     if (!t->q.s->quiet) {
         (void)fprintf(stderr, "\rsensitivity: %u of %u probes", t->n_done, t->n_jobs);
-        if (t->n_done == t->n_jobs) {
+        if (t->n_done == t->n_jobs || interrupted()) {
             (void)fputc('\n', stderr);
         }
     }
@@ -346,7 +346,7 @@ static int write_plan(tune *t)
     (void)fputs(t->text, f);
     bool bad = ferror(f) != 0;
     bad = fclose(f) != 0 || bad;
-    return bad ? fail(EXIT_FAILED, "%s can't be written", t->q.s->out) : 0;
+    return bad ? fail(EXIT_FAILED, "%s can't be written: %s", t->q.s->out, strerror(errno)) : 0;
 }
 
 static void print_table(const tune *t)

@@ -15,6 +15,7 @@
 
 #include "engine/net.h"
 #include "engine/plan_parse.h"
+#include "kvstate/pages.h"
 
 #define DEFAULT_BLOCK 512u
 #define DEFAULT_UNDO  16u
@@ -29,6 +30,7 @@ struct kvs_plan {
     uint32_t n_ctx;
     uint32_t max_block;
     uint32_t kv_block; /* 0: no layer is paged */
+    bool *own_window;  /* [n_layers] a window or sinks that are not the model's */
     kvs__plan_notes notes;
 };
 
@@ -37,11 +39,12 @@ struct kvs_plan {
 static kvs_status layers_from_model(kvs_plan *p, const kvs_model *model, const kvs_model_info *info,
                                     kvs_err *err)
 {
-    p->layers = kvs__calloc(p->ctx, info->n_layers, sizeof *p->layers);
-    if (!p->layers) {
+    p->n_layers = info->n_layers;
+    p->layers = kvs__calloc(p->ctx, p->n_layers, sizeof *p->layers);
+    p->own_window = kvs__calloc(p->ctx, p->n_layers, sizeof *p->own_window);
+    if (!p->layers || !p->own_window) {
         return kvs__nomem(err, "engine", info->n_layers * sizeof *p->layers);
     }
-    p->n_layers = info->n_layers;
     p->n_heads = info->n_heads;
     p->recurrent = kvs__calloc(p->ctx, info->n_layers, sizeof *p->recurrent);
     if (!p->recurrent) {
@@ -91,6 +94,8 @@ static kvs_status apply_codecs(kvs_plan *p, const kvs_model *model, const kvs_pl
     p->kv_block = o->kv_block > 0 ? o->kv_block : p->kv_block;
     if (strncmp(kv, "layers:", 7) == 0) {
         st = kvs__plan_parse_file(&ps, kv + 7, err);
+    } else if (strncmp(kv, "config:", 7) == 0) {
+        st = kvs__plan_parse_config(&ps, kv + 7, err);
     } else if (strncmp(kv, "layers=", 7) == 0) {
         st = kvs__plan_parse_layers(&ps, kv + 7, err);
     } else {
@@ -116,7 +121,8 @@ static kvs_status apply_codecs(kvs_plan *p, const kvs_model *model, const kvs_pl
     return st;
 }
 
-static kvs_status apply_limits(kvs_plan *p, const kvs_plan_opts *o, kvs_err *err)
+static kvs_status apply_limits(kvs_plan *p, const kvs_model *model, const kvs_plan_opts *o,
+                               kvs_err *err)
 {
     bool any_affine = false;
     for (uint32_t i = 0; i < p->n_layers; i++) {
@@ -132,10 +138,14 @@ static kvs_status apply_limits(kvs_plan *p, const kvs_plan_opts *o, kvs_err *err
         if (o->start > 0 && affine && s->dense_until == 0) {
             s->dense_until = o->start;
         }
+        if (s->dense_until > 0) { /* what is quantised later has scales of the type it came in */
+            s->dense_dtype = s->k.bits > 0 ? s->k.dtype : s->v.dtype;
+        }
         if (o->window > 0 && s->window == 0) {
             s->window = o->window;
             s->sinks = o->sinks;
         }
+        p->own_window[i] = s->window != kvs_model_window(model, i) || s->sinks > 0;
     }
     if (o->start > 0 && !any_affine) {
         return kvs__fail(err, KVS_E_INVAL, "engine",
@@ -263,7 +273,7 @@ static kvs_status build(kvs_plan *p, const kvs_model *model, const kvs_plan_opts
         st = apply_codecs(p, model, o, err);
     }
     if (st == KVS_OK) {
-        st = apply_limits(p, o, err);
+        st = apply_limits(p, model, o, err);
     }
     if (st != KVS_OK) {
         return st;
@@ -308,6 +318,7 @@ void kvs_plan_free(kvs_plan *p)
         return;
     }
     kvs__free(p->ctx, p->layers, p->n_layers * sizeof *p->layers);
+    kvs__free(p->ctx, p->own_window, p->n_layers * sizeof *p->own_window);
     kvs__free(p->ctx, p->recurrent, p->n_layers * sizeof *p->recurrent);
     kvs__free(p->ctx, p, sizeof *p);
 }
@@ -334,14 +345,54 @@ uint32_t kvs_plan_max_block(const kvs_plan *p)
     return p->max_block;
 }
 
-kvs_status kvs_plan_bytes(const kvs_plan *p, uint64_t n_tokens, size_t *state_bytes,
-                          size_t *layer_bytes, kvs_err *err)
+static kvs_cache_opts cache_opts(const kvs_plan *p)
 {
     kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
     o.n_layers = p->n_layers;
     o.layers = p->layers;
     o.block_tokens = p->kv_block;
+    return o;
+}
+
+kvs_status kvs_plan_bytes(const kvs_plan *p, uint64_t n_tokens, size_t *state_bytes,
+                          size_t *layer_bytes, kvs_err *err)
+{
+    kvs_cache_opts o = cache_opts(p);
     return kvs_cache_plan(&o, n_tokens, state_bytes, layer_bytes, err);
+}
+
+kvs_status kvs_plan_rows_bytes(const kvs_plan *p, uint32_t n_rows, uint64_t n_tokens,
+                               size_t *state_bytes, size_t *pool_bytes, kvs_err *err)
+{
+    size_t one = 0;
+    size_t all = 0;
+    size_t pool = 0;
+    kvs_status st = kvs_plan_bytes(p, n_tokens, &one, NULL, err);
+    if (st == KVS_OK && !kvs__mul_size(one, n_rows, &all)) {
+        st = kvs__fail(err, KVS_E_RANGE, "engine", "%u rows of %zu bytes overflow", n_rows, one);
+    }
+    if (st == KVS_OK && p->kv_block > 0 && pool_bytes) {
+        kvs_pages_opts pages = KVS_PAGES_OPTS_INIT;
+        kvs_cache_opts o = cache_opts(p);
+        pages.block_tokens = p->kv_block;
+        o.block_tokens = 0;
+        st = kvs_pages_plan(&pages, &o, n_rows, n_tokens, &pool, err);
+    }
+    if (st != KVS_OK) {
+        return st;
+    }
+    if (state_bytes) {
+        *state_bytes = all;
+    }
+    if (pool_bytes) {
+        *pool_bytes = pool;
+    }
+    return KVS_OK;
+}
+
+bool kvs__plan_own_window(const kvs_plan *p, uint32_t layer)
+{
+    return p->own_window[layer];
 }
 
 static bool same_recurrent(const kvs_recurrent_spec *a, const kvs_recurrent_spec *b)
