@@ -69,6 +69,27 @@ static double held(const tune *t, const kvs_layer_spec *l)
     return l->window > 0 && window < depth ? window : depth;
 }
 
+/* One side of a layer; false: it can't be quantised. What is not stored takes any codec. */
+static bool prepare_part(tune *t, uint32_t layer, int side)
+{
+    const kvs_layer_spec *l = kvs_plan_layer(t->base, layer);
+    part *p = part_at(t, layer, side);
+    uint32_t dim = side == 0 ? l->k_dim : l->v_dim;
+    bool none = l->kind == KVS_LAYER_RECURRENT || l->kind == KVS_LAYER_BORROW;
+    double rows = none ? 0.0 : held(t, l) * l->n_kv_heads;
+    t->values += rows * dim;
+    for (int c = 0; c < N_CODECS; c++) {
+        char name[16];
+        kvs_codec codec;
+        codec_name(c, name);
+        bool fits = kvs_codec_parse(name, &codec, NULL) == KVS_OK &&
+                    (none || kvs_codec_check(&codec, dim, NULL) == KVS_OK);
+        p->kl[c] = fits ? 0.0 : HUGE_VAL;
+        p->bytes[c] = fits && !none ? rows * (double)kvs_codec_row_bytes(&codec, dim) : 0.0;
+    }
+    return p->kl[0] != HUGE_VAL;
+}
+
 static int prepare(tune *t)
 {
     int rc = quality_plan(&t->q, "f32", &t->base);
@@ -85,21 +106,8 @@ static int prepare(tune *t)
     for (uint32_t i = 0; i < t->n_layers; i++) {
         const kvs_layer_spec *l = kvs_plan_layer(t->base, i);
         for (int side = 0; side < SIDES; side++) {
-            part *p = part_at(t, i, side);
-            uint32_t dim = side == 0 ? l->k_dim : l->v_dim;
-            double rows = held(t, l) * l->n_kv_heads;
-            t->values += l->kind == KVS_LAYER_BORROW ? 0.0 : rows * dim;
-            for (int c = 0; c < N_CODECS; c++) {
-                char name[16];
-                kvs_codec codec;
-                codec_name(c, name);
-                bool none = l->kind == KVS_LAYER_RECURRENT || l->kind == KVS_LAYER_BORROW;
-                bool fits = kvs_codec_parse(name, &codec, NULL) == KVS_OK &&
-                            (none || kvs_codec_check(&codec, dim, NULL) == KVS_OK);
-                p->kl[c] = fits ? 0.0 : HUGE_VAL;
-                p->bytes[c] = fits && !none ? rows * (double)kvs_codec_row_bytes(&codec, dim) : 0.0;
-            }
-            if (p->kl[0] == HUGE_VAL) {
+            if (!prepare_part(t, i, side)) {
+                uint32_t dim = side == 0 ? l->k_dim : l->v_dim;
                 return fail(EXIT_INPUT, "layer %u: a head of %u can't be quantised in groups of 64",
                             i, dim);
             }
