@@ -87,7 +87,7 @@ static kvs_status parse_string(parser *p)
     bool escaped = false;
     for (;;) {
         const size_t end = kvs__json_run(t, n, i);
-        if (own && escaped) {
+        if (own && escaped && end > i) {
             memmove(own + to, t + i, end - i);
         }
         to += end - i;

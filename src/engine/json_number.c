@@ -101,6 +101,13 @@ static decimal split(const char *s, size_t n)
 
 bool kvs__json_number_int(const char *s, size_t n, int64_t *out)
 {
+    if (n <= 18 && digits(s, n, 0) == n) { /* the ids of a vocabulary */
+        *out = 0;
+        for (size_t i = 0; i < n; i++) {
+            *out = *out * 10 + (s[i] - '0');
+        }
+        return true;
+    }
     decimal d = split(s, n);
     if (d.lost) {
         return false;
