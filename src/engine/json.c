@@ -11,7 +11,11 @@
  * I2  nodes[i].next > i, and every walk by next ends at n_nodes. */
 #include "engine/json.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/map.h"
 #include "engine/json_lex.h"
@@ -272,19 +276,6 @@ kvs_status kvs__json_parse(kvs_ctx *ctx, const char *text, size_t n, const char 
     return document_fill(d, out, err);
 }
 
-/* Maps a file of at most max_bytes. */
-static kvs_status map(const char *path, size_t max_bytes, kvs__map *out, kvs_err *err)
-{
-    kvs_status st = kvs__map_open(path, out, err);
-    const size_t most = max_bytes < KVS__JSON_MOST ? max_bytes : KVS__JSON_MOST;
-    if (st == KVS_OK && out->bytes > most) {
-        st = kvs__fail(err, KVS_E_LIMIT, "engine", "%.150s has %zu bytes, more than %zu", path,
-                       out->bytes, most);
-        kvs__map_close(out);
-    }
-    return st;
-}
-
 kvs_status kvs__json_load(kvs_ctx *ctx, const char *path, size_t max_bytes, kvs__json **out,
                           kvs_err *err)
 {
@@ -292,7 +283,7 @@ kvs_status kvs__json_load(kvs_ctx *ctx, const char *path, size_t max_bytes, kvs_
     if (!d) {
         return kvs__nomem(err, "engine", sizeof *d);
     }
-    kvs_status st = map(path, max_bytes, &d->map, err);
+    kvs_status st = kvs__map_open(path, &d->map, err);
     if (st != KVS_OK) {
         d->map = (kvs__map){0};
         kvs__json_free(d);
@@ -300,6 +291,13 @@ kvs_status kvs__json_load(kvs_ctx *ctx, const char *path, size_t max_bytes, kvs_
     }
     d->text = (const char *)d->map.data;
     d->n = d->map.bytes;
+    const size_t most = max_bytes < KVS__JSON_MOST ? max_bytes : KVS__JSON_MOST;
+    if (d->n > most) {
+        st = kvs__fail(err, KVS_E_LIMIT, "engine", "%s has %zu bytes, more than %zu", d->what, d->n,
+                       most);
+        kvs__json_free(d);
+        return st;
+    }
     return document_fill(d, out, err);
 }
 
@@ -321,24 +319,49 @@ kvs_status kvs__json_adopt(kvs_ctx *ctx, char *text, size_t n, const char *what,
     return document_fill(d, out, err);
 }
 
+/* Allocates and fills *text for the size of the open file. */
+static kvs_status read_all(kvs_ctx *ctx, int fd, const char *path, size_t most, char **text,
+                           size_t *n, kvs_err *err)
+{
+    struct stat sb;
+    if (fstat(fd, &sb) != 0 || !S_ISREG(sb.st_mode)) {
+        return kvs__fail(err, KVS_E_IO, "engine", "%.150s is not a regular file", path);
+    }
+    if ((uint64_t)sb.st_size > most) {
+        return kvs__fail(err, KVS_E_LIMIT, "engine", "%.150s has %llu bytes, more than %zu", path,
+                         (unsigned long long)sb.st_size, most);
+    }
+    const size_t size = (size_t)sb.st_size;
+    char *own = kvs__alloc(ctx, size + 1);
+    if (!own) {
+        return kvs__nomem(err, "engine", size + 1);
+    }
+    for (size_t got = 0; got < size;) {
+        const ssize_t r = read(fd, own + got, size - got);
+        if (r > 0) {
+            got += (size_t)r;
+        } else if (r == 0 || errno != EINTR) {
+            kvs__free(ctx, own, size + 1);
+            return kvs__fail_errno(err, KVS_E_IO, r == 0 ? 0 : errno, "engine",
+                                   "%.150s: %zu of %zu bytes read", path, got, size);
+        }
+    }
+    own[size] = '\0';
+    *text = own;
+    *n = size;
+    return KVS_OK;
+}
+
 kvs_status kvs__json_file(kvs_ctx *ctx, const char *path, size_t max_bytes, char **text, size_t *n,
                           kvs_err *err)
 {
-    kvs__map file = {0};
-    kvs_status st = map(path, max_bytes, &file, err);
-    if (st != KVS_OK) {
-        return st;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not hang */
+    if (fd < 0) {
+        return kvs__fail_errno(err, errno == ENOENT ? KVS_E_NOTFOUND : KVS_E_IO, errno, "engine",
+                               "%.150s", path);
     }
-    char *copy = kvs__alloc(ctx, file.bytes + 1);
-    if (copy) {
-        memcpy(copy, file.data, file.bytes);
-        copy[file.bytes] = '\0';
-        *text = copy;
-        *n = file.bytes;
-    } else {
-        st = kvs__nomem(err, "engine", file.bytes + 1);
-    }
-    kvs__map_close(&file);
+    kvs_status st = read_all(ctx, fd, path, max_bytes, text, n, err);
+    (void)close(fd);
     return st;
 }
 
