@@ -17,29 +17,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/map.h"
 #include "engine/json_lex.h"
 #include "engine/json_number.h"
-
-typedef struct node {
-    uint32_t at;   /* of the first byte after the quote, or of the first digit */
-    uint32_t len;  /* bytes; arrays and objects: elements or members */
-    uint32_t next; /* node after this one and all inside it */
-    uint8_t type;  /* kvs__json_type */
-    bool mark;     /* string: escapes are in it; number: neither fraction nor exponent */
-} node;
-
-struct kvs__json {
-    kvs_ctx *ctx;
-    kvs__map map; /* bytes 0 when the text is the caller's or own */
-    const char *text;
-    size_t n;
-    char *own; /* text, n + 1 bytes; NULL when it is not the document's */
-    node *nodes;
-    size_t cap;
-    size_t n_nodes;
-    char what[128];
-};
 
 typedef struct parser {
     kvs__json *d;
@@ -64,7 +43,8 @@ static kvs_status push(parser *p, kvs__json_type type, size_t at, size_t len, bo
     if (d->n_nodes == d->cap) {
         size_t cap = d->cap ? 2 * d->cap : 64;
         size_t bytes = 0;
-        node *more = kvs__mul_size(cap, sizeof *more, &bytes) ? kvs__alloc(d->ctx, bytes) : NULL;
+        kvs__json_node *more =
+            kvs__mul_size(cap, sizeof *more, &bytes) ? kvs__alloc(d->ctx, bytes) : NULL;
         if (!more) {
             return kvs__nomem(p->err, "engine", bytes);
         }
@@ -76,7 +56,8 @@ static kvs_status push(parser *p, kvs__json_type type, size_t at, size_t len, bo
         d->cap = cap;
     }
     const uint32_t next = (uint32_t)d->n_nodes + 1;
-    d->nodes[d->n_nodes++] = (node){(uint32_t)at, (uint32_t)len, next, (uint8_t)type, mark};
+    d->nodes[d->n_nodes++] =
+        (kvs__json_node){(uint32_t)at, (uint32_t)len, next, (uint8_t)type, mark};
     return KVS_OK;
 }
 
@@ -198,7 +179,7 @@ static kvs_status step(parser *p, bool first)
         if (p->depth == 0) {
             return p->l.at == p->l.n ? KVS_NO : bad(p, p->l.at, "text after the value");
         }
-        node *around = &p->d->nodes[p->open[p->depth - 1]];
+        kvs__json_node *around = &p->d->nodes[p->open[p->depth - 1]];
         const bool object = around->type == KVS__JSON_OBJECT;
         const char c = kvs__json_peek(&p->l);
         if (c == (object ? '}' : ']')) {
@@ -388,21 +369,9 @@ void kvs__json_free(kvs__json *d)
 
 /* ---- questions */
 
-static const kvs__jval none = {NULL, 0};
-
-static const node *node_of(kvs__jval v)
-{
-    return &v.doc->nodes[v.at];
-}
-
 kvs__jval kvs__json_root(const kvs__json *doc)
 {
-    return doc && doc->n_nodes > 0 ? (kvs__jval){doc, 0} : none;
-}
-
-kvs__json_type kvs__json_kind(kvs__jval v)
-{
-    return v.doc ? (kvs__json_type)node_of(v)->type : KVS__JSON_NONE;
+    return doc && doc->n_nodes > 0 ? (kvs__jval){doc, 0} : (kvs__jval){NULL, 0};
 }
 
 const char *kvs__json_kind_name(kvs__jval v)
@@ -412,36 +381,14 @@ const char *kvs__json_kind_name(kvs__jval v)
     return names[kvs__json_kind(v)];
 }
 
-size_t kvs__json_count(kvs__jval v)
-{
-    kvs__json_type type = kvs__json_kind(v);
-    return type == KVS__JSON_ARRAY || type == KVS__JSON_OBJECT ? node_of(v)->len : 0;
-}
-
-/* Node `at`, or none where the container ends before it. */
-static bool inside(kvs__jval container, uint32_t at)
-{
-    return at < node_of(container)->next;
-}
-
-bool kvs__json_next(kvs__jval array, kvs__jval *v)
-{
-    if (kvs__json_kind(array) != KVS__JSON_ARRAY) {
-        return false;
-    }
-    uint32_t at = v->doc ? node_of(*v)->next : array.at + 1;
-    *v = inside(array, at) ? (kvs__jval){array.doc, at} : none;
-    return v->doc != NULL;
-}
-
 bool kvs__json_member(kvs__jval object, kvs__jval *name, kvs__jval *value)
 {
     if (kvs__json_kind(object) != KVS__JSON_OBJECT) {
         return false;
     }
-    uint32_t at = value->doc ? node_of(*value)->next : object.at + 1;
-    if (!inside(object, at)) {
-        *name = *value = none;
+    uint32_t at = value->doc ? kvs__json_node_of(*value)->next : object.at + 1;
+    if (at >= kvs__json_node_of(object)->next) {
+        *name = *value = (kvs__jval){NULL, 0};
         return false;
     }
     *name = (kvs__jval){object.doc, at};
@@ -451,29 +398,15 @@ bool kvs__json_member(kvs__jval object, kvs__jval *name, kvs__jval *value)
 
 kvs__jval kvs__json_get(kvs__jval object, const char *name)
 {
-    kvs__jval found = none;
-    kvs__jval key = none;
-    kvs__jval value = none;
+    kvs__jval found = (kvs__jval){NULL, 0};
+    kvs__jval key = (kvs__jval){NULL, 0};
+    kvs__jval value = (kvs__jval){NULL, 0};
     while (kvs__json_member(object, &key, &value)) {
         if (kvs__json_is(key, name)) {
             found = value;
         }
     }
     return found;
-}
-
-kvs__str kvs__json_raw(kvs__jval v)
-{
-    kvs__json_type type = kvs__json_kind(v);
-    if (type != KVS__JSON_STRING && type != KVS__JSON_NUMBER) {
-        return (kvs__str){"", 0};
-    }
-    return (kvs__str){v.doc->text + node_of(v)->at, node_of(v)->len};
-}
-
-bool kvs__json_escaped(kvs__jval v)
-{
-    return kvs__json_kind(v) == KVS__JSON_STRING && node_of(v)->mark;
 }
 
 size_t kvs__json_text(kvs__jval v, char *dst)
@@ -533,7 +466,8 @@ bool kvs__json_int(kvs__jval v, int64_t *out)
 
 bool kvs__json_whole(kvs__jval v, int64_t *out)
 {
-    return kvs__json_kind(v) == KVS__JSON_NUMBER && node_of(v)->mark && kvs__json_int(v, out);
+    return kvs__json_kind(v) == KVS__JSON_NUMBER && kvs__json_node_of(v)->mark &&
+           kvs__json_int(v, out);
 }
 
 bool kvs__json_double(kvs__jval v, double *out)
