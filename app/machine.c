@@ -8,6 +8,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "saved.h"
+
 int ids_add(id_list *l, const int32_t *ids, size_t n)
 {
     if (l->cap - l->n < n) {
@@ -96,6 +98,8 @@ int machine_sampler(machine *m)
     o.bias = bias;
     o.n_bias = s->n_bias;
     kvs_err err = {KVS_OK, 0, "", ""};
+    kvs_sampler_free(m->sampler);
+    m->sampler = NULL;
     kvs_status st = kvs_sampler_new(m->ctx, &o, info.n_vocab, &m->sampler, &err);
     return st == KVS_OK ? 0 : fail_err(EXIT_USAGE, st, &err, NULL);
 }
@@ -146,6 +150,9 @@ int machine_open(machine *m, settings *s)
         kvs_status st = kvs_detok_new(kvs_model_tokenizer(m->model), flags, &m->detok, &err);
         rc = st == KVS_OK ? 0 : fail_err(EXIT_FAILED, st, &err, NULL);
     }
+    if (rc == 0) {
+        saved_open(m);
+    }
     if (rc == 0 && s->verbose) {
         note(s, "seed %llu", (unsigned long long)m->seed);
     }
@@ -162,10 +169,9 @@ void machine_close(machine *m)
     kvs_ctx_free(m->ctx);
 }
 
-int machine_sync(machine *m, const id_list *ids, size_t *n_reused, const char **reason)
+/* What came of computing a prompt. */
+static int computed(machine *m, kvs_status st, const kvs_err *err, const char **reason)
 {
-    kvs_err err = {KVS_OK, 0, "", ""};
-    kvs_status st = kvs_session_sync(m->session, ids->ids, ids->n, n_reused, &err);
     if (m->progress_shown) {
         (void)fputs("\r\033[K", stderr);
         m->progress_shown = false;
@@ -175,8 +181,22 @@ int machine_sync(machine *m, const id_list *ids, size_t *n_reused, const char **
         return 0;
     }
     return st == KVS_OK ? 0
-                        : fail_err(EXIT_FAILED, st, &err,
+                        : fail_err(EXIT_FAILED, st, err,
                                    st == KVS_E_LIMIT ? "--ctx-size sets the context" : NULL);
+}
+
+int machine_sync(machine *m, const id_list *ids, size_t *n_reused, const char **reason)
+{
+    kvs_err err = {KVS_OK, 0, "", ""};
+    kvs_status st = kvs_session_sync(m->session, ids->ids, ids->n, n_reused, &err);
+    return computed(m, st, &err, reason);
+}
+
+int machine_append(machine *m, const id_list *ids, const char **reason)
+{
+    kvs_err err = {KVS_OK, 0, "", ""};
+    kvs_status st = kvs_session_append(m->session, ids->ids, ids->n, &err);
+    return computed(m, st, &err, reason);
 }
 
 static int emit_token(machine *m, int32_t token, emit_fn emit, void *user)
@@ -188,16 +208,12 @@ static int emit_token(machine *m, int32_t token, emit_fn emit, void *user)
     return st == KVS_OK ? emit(user, text, n) : fail_err(EXIT_FAILED, st, &err, NULL);
 }
 
-/* One token; *reason where it was the last. */
-static int step(machine *m, emit_fn emit, void *user, id_list *made, const char **reason)
+/* A token that was picked: *reason where it was the last. */
+static int take(machine *m, int32_t token, emit_fn emit, void *user, id_list *made,
+                const char **reason)
 {
     const kvs_tokenizer *tok = kvs_model_tokenizer(m->model);
     kvs_err err = {KVS_OK, 0, "", ""};
-    int32_t token = 0;
-    kvs_status st = kvs_session_sample(m->session, m->sampler, &token, &err);
-    if (st != KVS_OK) {
-        return fail_err(EXIT_FAILED, st, &err, NULL);
-    }
     if (kvs_tokenizer_attr(tok, token) & KVS_TOKEN_EOG && !m->s->ignore_eos) {
         *reason = "end";
         return 0;
@@ -213,12 +229,24 @@ static int step(machine *m, emit_fn emit, void *user, id_list *made, const char 
         *reason = "length";
         return 0;
     }
-    st = kvs_session_append(m->session, &token, 1, &err);
+    if (m->progress_prompt) {
+        saved_progress(m, m->progress_prompt, made);
+    }
+    kvs_status st = kvs_session_append(m->session, &token, 1, &err);
     if (st == KVS_E_LIMIT) {
         *reason = "context";
         return 0;
     }
     return st == KVS_OK ? 0 : fail_err(EXIT_FAILED, st, &err, NULL);
+}
+
+static int step(machine *m, emit_fn emit, void *user, id_list *made, const char **reason)
+{
+    kvs_err err = {KVS_OK, 0, "", ""};
+    int32_t token = 0;
+    kvs_status st = kvs_session_sample(m->session, m->sampler, &token, &err);
+    return st == KVS_OK ? take(m, token, emit, user, made, reason)
+                        : fail_err(EXIT_FAILED, st, &err, NULL);
 }
 
 int machine_answer(machine *m, emit_fn emit, void *user, id_list *made, const char **reason)
@@ -234,5 +262,31 @@ int machine_answer(machine *m, emit_fn emit, void *user, id_list *made, const ch
     const char *rest = "";
     size_t n = 0;
     kvs_detok_finish(m->detok, &rest, &n);
+    (void)kvs_session_save(m->session, NULL);
     return rc == 0 ? emit(user, rest, n) : rc;
+}
+
+int machine_resume(machine *m, const id_list *prompt, emit_fn emit, void *user, id_list *made,
+                   const char **reason)
+{
+    id_list all = {NULL, 0, 0};
+    id_list ids = {NULL, 0, 0};
+    m->progress_prompt = prompt;
+    if (!saved_find(m, prompt, &ids, &m->seed)) {
+        free(ids.ids);
+        return machine_sync(m, prompt, NULL, reason);
+    }
+    m->progress_put = true;
+    note(m->s, "going on with an answer that was cut off after %zu tokens", ids.n);
+    int rc = machine_sampler(m);
+    for (size_t i = 0; rc == 0 && i < ids.n; i++) {
+        rc = emit_token(m, ids.ids[i], emit, user);
+    }
+    rc = rc == 0 ? ids_add(&all, prompt->ids, prompt->n) : rc;
+    rc = rc == 0 ? ids_add(&all, ids.ids, ids.n) : rc;
+    rc = rc == 0 ? ids_add(made, ids.ids, ids.n) : rc;
+    rc = rc == 0 ? machine_sync(m, &all, NULL, reason) : rc;
+    free(all.ids);
+    free(ids.ids);
+    return rc;
 }

@@ -4,7 +4,9 @@
 #define KVSTATE_ENGINE_H
 
 #include "kvstate/kvstate.h"
+#include "kvstate/interchange.h"
 #include "kvstate/model.h"
+#include "kvstate/persist.h"
 #include "kvstate/plan.h"
 #include "kvstate/sampler.h"
 #include "kvstate/session.h"

@@ -13,6 +13,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -148,7 +149,15 @@ static kvs_status parse_value(parser *p)
     if (c == '{' || c == '[') {
         return open_bracket(p, c == '{' ? KVS__JSON_OBJECT : KVS__JSON_ARRAY);
     }
-    return c == '-' || (c >= '0' && c <= '9') ? parse_number(p) : parse_word(p);
+    if (c == '-' || (c >= '0' && c <= '9')) {
+        return parse_number(p);
+    }
+    /* Python writes infinity so; in files that it wrote, a number */
+    const size_t at = p->l.at;
+    if (c == 'I' && p->d->map.bytes > 0 && kvs__json_word(&p->l, "Infinity")) {
+        return push(p, KVS__JSON_NUMBER, at, p->l.at - at, false);
+    }
+    return parse_word(p);
 }
 
 /* A member's name and colon. */
@@ -460,7 +469,7 @@ bool kvs__json_is(kvs__jval v, const char *text)
 
 bool kvs__json_int(kvs__jval v, int64_t *out)
 {
-    return kvs__json_kind(v) == KVS__JSON_NUMBER &&
+    return kvs__json_kind(v) == KVS__JSON_NUMBER && kvs__json_raw(v).ptr[0] != 'I' &&
            kvs__json_number_int(kvs__json_raw(v).ptr, kvs__json_raw(v).len, out);
 }
 
@@ -474,6 +483,10 @@ bool kvs__json_double(kvs__jval v, double *out)
 {
     if (kvs__json_kind(v) != KVS__JSON_NUMBER) {
         return false;
+    }
+    if (kvs__json_raw(v).ptr[0] == 'I') {
+        *out = HUGE_VAL;
+        return true;
     }
     *out = kvs__json_number_double(kvs__json_raw(v).ptr, kvs__json_raw(v).len);
     return true;

@@ -64,7 +64,8 @@ struct kvs__json {
  * tells line and byte; KVS_E_LIMIT: too large, or brackets too deep. */
 kvs_status kvs__json_parse(kvs_ctx *ctx, const char *text, size_t n, const char *what,
                            kvs__json **out, kvs_err *err);
-/* The same for a file of at most max_bytes, mapped until free. KVS_E_NOTFOUND: there is none. */
+/* The same for a file of at most max_bytes, mapped until free; `Infinity`, which Python writes, is a
+ * number in it. KVS_E_NOTFOUND: there is none. */
 kvs_status kvs__json_load(kvs_ctx *ctx, const char *path, size_t max_bytes, kvs__json **out,
                           kvs_err *err);
 /* The same for text in an allocation of n + 1 bytes, which becomes the document's, also on failure:
