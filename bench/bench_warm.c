@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /* bench_warm: time to the first token of prompts whose state is there already, on the two real models.
  *
- * cold      4096 tokens, and 2048 + 32, computed from nothing
- * again     the same 4096 tokens in the same session
+ * cold      all tokens (4096), and half of them + 32, computed from nothing
+ * again     the same tokens in the same session
  * disk      the same after a restart, from a directory whose files are in the page cache
  * disk cold the same with the files dropped from it
- * back      to token 2048 + 32 new ones: in the same session, and after a restart
+ * back      to half of them + 32 new ones: in the same session, and after a restart
  * restore   MB/s of the state that came back, against reading the files from their directory
- * save      MB/s of writing the state of 4096 tokens, against writing a file of that size, flushed
+ * save      MB/s of writing the whole state, against writing a file of that size, flushed
  * A ratio of times is against cold.
  *   bench_warm [--csv FILE] [--tokens N] [--dir DIR] [--kv PLAN] [smollm2|gemma3 ...] */
 #define _GNU_SOURCE /* posix_fadvise, mkdtemp */
@@ -177,10 +177,10 @@ static void measure(rig *r, const char *model)
     session(r, false, false);
     double cold_back = first(r, r->edited, half + NEW);
     kvs_session_free(r->s);
-    line(model, "cold 2048 + 32", cold_back, 0);
+    line(model, "cold half + 32", cold_back, 0);
     session(r, true, true);
     double cold = first(r, r->tokens, n_tokens - 1);
-    line(model, "cold 4096", cold, 0);
+    line(model, "cold whole", cold, 0);
     double t0 = bench_now(); /* one token more, and then all is saved */
     (void)first(r, r->tokens, n_tokens);
     (void)kvs_session_flush(r->s, NULL);
@@ -193,7 +193,7 @@ static void measure(rig *r, const char *model)
     line(model, "again in the session", again, cold);
     double back = first(r, r->edited, half + NEW);
     u = reuse(r);
-    line(model, "back to 2048 + 32 in the session", back, cold_back);
+    line(model, "back to half + 32 in the session", back, cold_back);
     (void)fprintf(stderr, "%s: %llu of %zu tokens held, notes %.1f MB\n", model,
                   (unsigned long long)u.n_memory, half + NEW, (double)u.notes_bytes / 1e6);
     kvs_session_free(r->s);
@@ -203,7 +203,7 @@ static void measure(rig *r, const char *model)
                   (unsigned long long)u.n_disk, (double)u.disk_bytes / 1e6, 1e3 * u.disk_s);
     line(model, "again from disk without the page cache", restart(r, r->tokens, n_tokens, true, &u),
          cold);
-    line(model, "back to 2048 + 32 from disk", restart(r, r->edited, half + NEW, false, &u),
+    line(model, "back to half + 32 from disk", restart(r, r->edited, half + NEW, false, &u),
          cold_back);
     rates(model, &whole, save_s, saved);
 }
