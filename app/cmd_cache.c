@@ -37,6 +37,9 @@ static int open_cache(cache *c, uint32_t flags)
     if (st == KVS_OK) {
         return 0;
     }
+    if (st == KVS_E_NOTFOUND && !c->s->cache_dir) {
+        return fail(EXIT_INPUT, "nothing has been saved yet: there is no %s", c->dir);
+    }
     return fail_err(st == KVS_E_STATE ? EXIT_FAILED : EXIT_INPUT, st, &err, NULL);
 }
 

@@ -109,10 +109,11 @@ void saved_json(FILE *out, const machine *m)
 {
     kvs_reuse r = KVS_REUSE_INIT;
     (void)kvs_session_get_reuse(m->session, &r);
+    unsigned long long reused = r.n_disk + r.n_memory;
     (void)fprintf(out,
                   ",\"reused\":%llu,\"reused_from\":\"%s\",\"restore_s\":%.4f,"
                   "\"restore_bytes\":%llu",
-                  (unsigned long long)(r.n_disk + r.n_memory),
+                  reused,
                   r.n_disk     ? "disk"
                   : r.n_memory ? "memory"
                                : "none",

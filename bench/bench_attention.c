@@ -31,8 +31,8 @@ static const named codecs[] = {
     {"affine4", KVS_CODEC_AFFINE(4, 64, KVS_F16)},
     {"affine3", KVS_CODEC_AFFINE(3, 64, KVS_F16)},
     {"affine2", KVS_CODEC_AFFINE(2, 64, KVS_F16)},
-    {"r4", {4, KVS_ROTATED, 64, KVS_F16}},
-    {"q4", {4, KVS_ROTATED | KVS_CENTERED, 64, KVS_F16}},
+    {"q4", {4, KVS_ROTATED, 64, KVS_F16}},
+    {"c4", {4, KVS_ROTATED | KVS_CENTERED, 64, KVS_F16}},
 };
 #define N_CODECS (sizeof codecs / sizeof codecs[0])
 

@@ -26,6 +26,6 @@ if(NOT CMAKE_CROSSCOMPILING)
 endif()
 if(TARGET kvstate_app OR (KVS_ENGINE AND NOT CMAKE_CROSSCOMPILING))
   add_test(NAME cli_cache COMMAND ${PROJECT_SOURCE_DIR}/tests/cli/cache.sh $<TARGET_FILE:kvstate_app>
-    ${PROJECT_SOURCE_DIR}/tests/fuzz/corpus/store)
+    ${PROJECT_SOURCE_DIR}/tests/fuzz/corpus/store ${PROJECT_SOURCE_DIR}/tests/cli/trace.jsonl)
   set_tests_properties(cli_cache PROPERTIES LABELS quick TIMEOUT 120)
 endif()

@@ -127,6 +127,10 @@ typedef struct kvs_ctx_stats {
     }
 KVS_API kvs_status kvs_ctx_get_stats(const kvs_ctx *ctx, kvs_ctx_stats *out);
 
+/* Bytes of memory that this process may use: the machine's, or less where its control groups (a
+ * container) say so. What budgets should be derived from; 0: not known. */
+KVS_API uint64_t kvs_memory_limit(void);
+
 /* "0.1.0", the version of the library that runs (not of the header). */
 KVS_API const char *kvs_version(void);
 

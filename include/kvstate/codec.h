@@ -58,7 +58,7 @@ KVS_API size_t kvs_codec_center_bytes(const kvs_codec *codec, uint32_t dim);
 /* "f16", "bf16", "affine4:64" (f16 scales), "affine4:64/bf16", "q4" forms; see docs/plan.md.
  * Writes at most n bytes with the NUL and returns the length that was needed. */
 KVS_API size_t kvs_codec_name(const kvs_codec *codec, char *dst, size_t n);
-/* Reads what kvs_codec_name writes: "qN" = affineN:64 rotated and centred, "rN" rotated alone,
+/* Reads what kvs_codec_name writes: "qN" = affineN:64 rotated, "cN" rotated and centred,
  * "affineN[:group]" neither. */
 KVS_API kvs_status kvs_codec_parse(const char *name, kvs_codec *out, kvs_err *err);
 

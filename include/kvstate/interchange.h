@@ -25,7 +25,7 @@ typedef enum kvs_prompt_class {
     KVS_PROMPT_ROTATING = 2,
     KVS_PROMPT_ROTATING_QUANTIZED = 3, /* mlx-optiq's; in the layout before 0.32.0 only */
     KVS_PROMPT_CHUNKED = 4,
-    KVS_PROMPT_ARRAYS = 5, /* recurrent state; MambaCache too */
+    KVS_PROMPT_ARRAYS = 5, /* recurrent state: a tail and a state; MambaCache too */
     KVS_PROMPT_BATCH_KV = 6,
     KVS_PROMPT_BATCH_ROTATING = 7,
     KVS_PROMPT_CONCATENATE = 8

@@ -65,7 +65,12 @@ typedef struct kvs_prefix_publish_opts {
     const void *snapshot;  /* copied; lent to who resumes after exactly these ids */
     size_t snapshot_bytes; /* of recurrent layers, of a drafter ... */
 } kvs_prefix_publish_opts;
-enum { KVS_PREFIX_NO_TAIL = 1u << 0 }; /* whole blocks only */
+enum {
+    KVS_PREFIX_NO_TAIL = 1u << 0, /* whole blocks only */
+    KVS_PREFIX_MIDWAY =
+        1u << 1 /* of a prompt being computed: of windows only what window_stride says,
+                                     not what a prompt that ends here would need */
+};
 #define KVS_PREFIX_PUBLISH_OPTS_INIT                                                               \
     {                                                                                              \
         sizeof(kvs_prefix_publish_opts), 0, 0, 0, NULL, 0                                          \

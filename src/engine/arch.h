@@ -72,6 +72,7 @@ extern const kvs__arch kvs__arch_gemma3;
 extern const kvs__arch kvs__arch_deepseek2;
 extern const kvs__arch kvs__arch_qwen3next;
 extern const kvs__arch kvs__arch_qwen35;
+extern const kvs__arch kvs__arch_qwen35moe;
 extern const kvs__arch kvs__arch_mamba2;
 extern const kvs__arch kvs__arch_gemma4;
 extern const kvs__arch kvs__arch_granitehybrid;

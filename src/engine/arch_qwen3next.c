@@ -22,15 +22,15 @@ static kvs_status setup(kvs_model *m, kvs_err *err)
     return st;
 }
 
-/* Converters to GGUF put the heads of a group of qwen35 apart (head h belongs to group h modulo the
- * number of groups), which the rule here does not know. */
+/* In GGUF files of qwen35 head h of the values belongs to group h modulo the number of groups. */
 static kvs_status setup_35(kvs_model *m, kvs_err *err)
 {
-    if (!m->source.hf) {
-        return kvs__fail(err, KVS_E_UNSUPPORTED, "engine",
-                         "qwen35 is read from a directory of safetensors, not from GGUF");
+    kvs_status st = setup(m, err);
+    for (uint32_t i = 0; i < m->net.n_layers; i++) {
+        kvs__recurrent *r = &m->net.layers[i].recurrent;
+        r->tiled = !m->source.hf && r->spec.n_heads > r->spec.n_groups;
     }
-    return setup(m, err);
+    return st;
 }
 
 #define PARTS (KVS__PART_QK_NORM | KVS__PART_EXPERTS | KVS__PART_POST_NAME)
@@ -41,6 +41,14 @@ const kvs__arch kvs__arch_qwen3next = {
     .rope_style = KVS__ROPE_HALVES,
     .act = KVS__ACT_SILU,
     .setup = setup,
+};
+
+const kvs__arch kvs__arch_qwen35moe = {
+    .name = "qwen35moe",
+    .parts = PARTS,
+    .rope_style = KVS__ROPE_HALVES,
+    .act = KVS__ACT_SILU,
+    .setup = setup_35,
 };
 
 const kvs__arch kvs__arch_qwen35 = {

@@ -11,32 +11,15 @@
  * I2  nodes[i].next > i, and every walk by next ends at n_nodes. */
 #include "engine/json.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
-#include "base/map.h"
 #include "engine/json_lex.h"
 #include "engine/json_number.h"
-
-typedef struct node {
-    uint32_t at;   /* of the first byte after the quote, or of the first digit */
-    uint32_t len;  /* bytes; arrays and objects: elements or members */
-    uint32_t next; /* node after this one and all inside it */
-    uint8_t type;  /* kvs__json_type */
-    bool mark;     /* string: escapes are in it; number: neither fraction nor exponent */
-} node;
-
-struct kvs__json {
-    kvs_ctx *ctx;
-    kvs__map map; /* bytes 0 when the text is the caller's or own */
-    const char *text;
-    size_t n;
-    char *own; /* text, n + 1 bytes; NULL when it is not the document's */
-    node *nodes;
-    size_t cap;
-    size_t n_nodes;
-    char what[128];
-};
 
 typedef struct parser {
     kvs__json *d;
@@ -61,7 +44,8 @@ static kvs_status push(parser *p, kvs__json_type type, size_t at, size_t len, bo
     if (d->n_nodes == d->cap) {
         size_t cap = d->cap ? 2 * d->cap : 64;
         size_t bytes = 0;
-        node *more = kvs__mul_size(cap, sizeof *more, &bytes) ? kvs__alloc(d->ctx, bytes) : NULL;
+        kvs__json_node *more =
+            kvs__mul_size(cap, sizeof *more, &bytes) ? kvs__alloc(d->ctx, bytes) : NULL;
         if (!more) {
             return kvs__nomem(p->err, "engine", bytes);
         }
@@ -73,7 +57,8 @@ static kvs_status push(parser *p, kvs__json_type type, size_t at, size_t len, bo
         d->cap = cap;
     }
     const uint32_t next = (uint32_t)d->n_nodes + 1;
-    d->nodes[d->n_nodes++] = (node){(uint32_t)at, (uint32_t)len, next, (uint8_t)type, mark};
+    d->nodes[d->n_nodes++] =
+        (kvs__json_node){(uint32_t)at, (uint32_t)len, next, (uint8_t)type, mark};
     return KVS_OK;
 }
 
@@ -88,7 +73,7 @@ static kvs_status parse_string(parser *p)
     bool escaped = false;
     for (;;) {
         const size_t end = kvs__json_run(t, n, i);
-        if (own && escaped) {
+        if (own && escaped && end > i) {
             memmove(own + to, t + i, end - i);
         }
         to += end - i;
@@ -203,7 +188,7 @@ static kvs_status step(parser *p, bool first)
         if (p->depth == 0) {
             return p->l.at == p->l.n ? KVS_NO : bad(p, p->l.at, "text after the value");
         }
-        node *around = &p->d->nodes[p->open[p->depth - 1]];
+        kvs__json_node *around = &p->d->nodes[p->open[p->depth - 1]];
         const bool object = around->type == KVS__JSON_OBJECT;
         const char c = kvs__json_peek(&p->l);
         if (c == (object ? '}' : ']')) {
@@ -281,19 +266,6 @@ kvs_status kvs__json_parse(kvs_ctx *ctx, const char *text, size_t n, const char 
     return document_fill(d, out, err);
 }
 
-/* Maps a file of at most max_bytes. */
-static kvs_status map(const char *path, size_t max_bytes, kvs__map *out, kvs_err *err)
-{
-    kvs_status st = kvs__map_open(path, out, err);
-    const size_t most = max_bytes < KVS__JSON_MOST ? max_bytes : KVS__JSON_MOST;
-    if (st == KVS_OK && out->bytes > most) {
-        st = kvs__fail(err, KVS_E_LIMIT, "engine", "%.150s has %zu bytes, more than %zu", path,
-                       out->bytes, most);
-        kvs__map_close(out);
-    }
-    return st;
-}
-
 kvs_status kvs__json_load(kvs_ctx *ctx, const char *path, size_t max_bytes, kvs__json **out,
                           kvs_err *err)
 {
@@ -301,7 +273,7 @@ kvs_status kvs__json_load(kvs_ctx *ctx, const char *path, size_t max_bytes, kvs_
     if (!d) {
         return kvs__nomem(err, "engine", sizeof *d);
     }
-    kvs_status st = map(path, max_bytes, &d->map, err);
+    kvs_status st = kvs__map_open(path, &d->map, err);
     if (st != KVS_OK) {
         d->map = (kvs__map){0};
         kvs__json_free(d);
@@ -309,6 +281,13 @@ kvs_status kvs__json_load(kvs_ctx *ctx, const char *path, size_t max_bytes, kvs_
     }
     d->text = (const char *)d->map.data;
     d->n = d->map.bytes;
+    const size_t most = max_bytes < KVS__JSON_MOST ? max_bytes : KVS__JSON_MOST;
+    if (d->n > most) {
+        st = kvs__fail(err, KVS_E_LIMIT, "engine", "%s has %zu bytes, more than %zu", d->what, d->n,
+                       most);
+        kvs__json_free(d);
+        return st;
+    }
     return document_fill(d, out, err);
 }
 
@@ -330,24 +309,49 @@ kvs_status kvs__json_adopt(kvs_ctx *ctx, char *text, size_t n, const char *what,
     return document_fill(d, out, err);
 }
 
+/* Allocates and fills *text for the size of the open file. */
+static kvs_status read_all(kvs_ctx *ctx, int fd, const char *path, size_t most, char **text,
+                           size_t *n, kvs_err *err)
+{
+    struct stat sb;
+    if (fstat(fd, &sb) != 0 || !S_ISREG(sb.st_mode)) {
+        return kvs__fail(err, KVS_E_IO, "engine", "%.150s is not a regular file", path);
+    }
+    if ((uint64_t)sb.st_size > most) {
+        return kvs__fail(err, KVS_E_LIMIT, "engine", "%.150s has %llu bytes, more than %zu", path,
+                         (unsigned long long)sb.st_size, most);
+    }
+    const size_t size = (size_t)sb.st_size;
+    char *own = kvs__alloc(ctx, size + 1);
+    if (!own) {
+        return kvs__nomem(err, "engine", size + 1);
+    }
+    for (size_t got = 0; got < size;) {
+        const ssize_t r = read(fd, own + got, size - got);
+        if (r > 0) {
+            got += (size_t)r;
+        } else if (r == 0 || errno != EINTR) {
+            kvs__free(ctx, own, size + 1);
+            return kvs__fail_errno(err, KVS_E_IO, r == 0 ? 0 : errno, "engine",
+                                   "%.150s: %zu of %zu bytes read", path, got, size);
+        }
+    }
+    own[size] = '\0';
+    *text = own;
+    *n = size;
+    return KVS_OK;
+}
+
 kvs_status kvs__json_file(kvs_ctx *ctx, const char *path, size_t max_bytes, char **text, size_t *n,
                           kvs_err *err)
 {
-    kvs__map file = {0};
-    kvs_status st = map(path, max_bytes, &file, err);
-    if (st != KVS_OK) {
-        return st;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not hang */
+    if (fd < 0) {
+        return kvs__fail_errno(err, errno == ENOENT ? KVS_E_NOTFOUND : KVS_E_IO, errno, "engine",
+                               "%.150s", path);
     }
-    char *copy = kvs__alloc(ctx, file.bytes + 1);
-    if (copy) {
-        memcpy(copy, file.data, file.bytes);
-        copy[file.bytes] = '\0';
-        *text = copy;
-        *n = file.bytes;
-    } else {
-        st = kvs__nomem(err, "engine", file.bytes + 1);
-    }
-    kvs__map_close(&file);
+    kvs_status st = read_all(ctx, fd, path, max_bytes, text, n, err);
+    (void)close(fd);
     return st;
 }
 
@@ -374,21 +378,9 @@ void kvs__json_free(kvs__json *d)
 
 /* ---- questions */
 
-static const kvs__jval none = {NULL, 0};
-
-static const node *node_of(kvs__jval v)
-{
-    return &v.doc->nodes[v.at];
-}
-
 kvs__jval kvs__json_root(const kvs__json *doc)
 {
-    return doc && doc->n_nodes > 0 ? (kvs__jval){doc, 0} : none;
-}
-
-kvs__json_type kvs__json_kind(kvs__jval v)
-{
-    return v.doc ? (kvs__json_type)node_of(v)->type : KVS__JSON_NONE;
+    return doc && doc->n_nodes > 0 ? (kvs__jval){doc, 0} : (kvs__jval){NULL, 0};
 }
 
 const char *kvs__json_kind_name(kvs__jval v)
@@ -398,36 +390,14 @@ const char *kvs__json_kind_name(kvs__jval v)
     return names[kvs__json_kind(v)];
 }
 
-size_t kvs__json_count(kvs__jval v)
-{
-    kvs__json_type type = kvs__json_kind(v);
-    return type == KVS__JSON_ARRAY || type == KVS__JSON_OBJECT ? node_of(v)->len : 0;
-}
-
-/* Node `at`, or none where the container ends before it. */
-static bool inside(kvs__jval container, uint32_t at)
-{
-    return at < node_of(container)->next;
-}
-
-bool kvs__json_next(kvs__jval array, kvs__jval *v)
-{
-    if (kvs__json_kind(array) != KVS__JSON_ARRAY) {
-        return false;
-    }
-    uint32_t at = v->doc ? node_of(*v)->next : array.at + 1;
-    *v = inside(array, at) ? (kvs__jval){array.doc, at} : none;
-    return v->doc != NULL;
-}
-
 bool kvs__json_member(kvs__jval object, kvs__jval *name, kvs__jval *value)
 {
     if (kvs__json_kind(object) != KVS__JSON_OBJECT) {
         return false;
     }
-    uint32_t at = value->doc ? node_of(*value)->next : object.at + 1;
-    if (!inside(object, at)) {
-        *name = *value = none;
+    uint32_t at = value->doc ? kvs__json_node_of(*value)->next : object.at + 1;
+    if (at >= kvs__json_node_of(object)->next) {
+        *name = *value = (kvs__jval){NULL, 0};
         return false;
     }
     *name = (kvs__jval){object.doc, at};
@@ -437,29 +407,15 @@ bool kvs__json_member(kvs__jval object, kvs__jval *name, kvs__jval *value)
 
 kvs__jval kvs__json_get(kvs__jval object, const char *name)
 {
-    kvs__jval found = none;
-    kvs__jval key = none;
-    kvs__jval value = none;
+    kvs__jval found = (kvs__jval){NULL, 0};
+    kvs__jval key = (kvs__jval){NULL, 0};
+    kvs__jval value = (kvs__jval){NULL, 0};
     while (kvs__json_member(object, &key, &value)) {
         if (kvs__json_is(key, name)) {
             found = value;
         }
     }
     return found;
-}
-
-kvs__str kvs__json_raw(kvs__jval v)
-{
-    kvs__json_type type = kvs__json_kind(v);
-    if (type != KVS__JSON_STRING && type != KVS__JSON_NUMBER) {
-        return (kvs__str){"", 0};
-    }
-    return (kvs__str){v.doc->text + node_of(v)->at, node_of(v)->len};
-}
-
-bool kvs__json_escaped(kvs__jval v)
-{
-    return kvs__json_kind(v) == KVS__JSON_STRING && node_of(v)->mark;
 }
 
 size_t kvs__json_text(kvs__jval v, char *dst)
@@ -519,7 +475,8 @@ bool kvs__json_int(kvs__jval v, int64_t *out)
 
 bool kvs__json_whole(kvs__jval v, int64_t *out)
 {
-    return kvs__json_kind(v) == KVS__JSON_NUMBER && node_of(v)->mark && kvs__json_int(v, out);
+    return kvs__json_kind(v) == KVS__JSON_NUMBER && kvs__json_node_of(v)->mark &&
+           kvs__json_int(v, out);
 }
 
 bool kvs__json_double(kvs__jval v, double *out)

@@ -8,10 +8,8 @@ static int hex_digit(char c)
     if (c >= '0' && c <= '9') {
         return c - '0';
     }
-    if (c >= 'a' && c <= 'f') {
-        return c - 'a' + 10;
-    }
-    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+    const char low = (char)(c | 0x20);
+    return low >= 'a' && low <= 'f' ? low - 'a' + 10 : -1;
 }
 
 /* Four hexadecimal digits after "\u", or -1. */
@@ -35,10 +33,13 @@ size_t kvs__json_escape(const char *s, size_t left, uint32_t *cp)
 {
     static const char from[] = "\"\\/bfnrt";
     static const char to[] = "\"\\/\b\f\n\r\t";
-    const char *hit = left > 1 && s[1] ? strchr(from, s[1]) : NULL;
-    if (hit) {
-        *cp = (uint32_t)(unsigned char)to[hit - from];
-        return 2;
+    if (left < 2) {
+        return 0;
+    }
+    if (s[1] != 'u') {
+        const char *hit = s[1] ? strchr(from, s[1]) : NULL;
+        *cp = hit ? (uint32_t)(unsigned char)to[hit - from] : 0;
+        return hit ? 2 : 0;
     }
     const int32_t v = unit(s, left);
     if (v < 0) {

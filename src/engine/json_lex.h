@@ -30,15 +30,22 @@ static inline char kvs__json_peek(const kvs__json_lex *l)
 
 static inline void kvs__json_space(kvs__json_lex *l)
 {
-    for (; l->at < l->n; l->at++) {
-        const char c = l->text[l->at];
-        if (c == '\n') {
+    const char *t = l->text;
+    const size_t n = l->n;
+    size_t at = l->at;
+    while (at < n) {
+        if (t[at] == '\n') {
             l->line++;
-            l->line_at = l->at + 1;
-        } else if (c != ' ' && c != '\t' && c != '\r') {
-            return;
+            l->line_at = at + 1;
+            while (n - at > 8 && memcmp(t + at + 1, "        ", 8) == 0) {
+                at += 8; /* half of the bytes of an indented vocabulary */
+            }
+        } else if (t[at] != ' ' && t[at] != '\t' && t[at] != '\r') {
+            break;
         }
+        at++;
     }
+    l->at = at;
 }
 
 /* Steps over `word` where the text goes on with it. */

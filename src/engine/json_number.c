@@ -101,6 +101,13 @@ static decimal split(const char *s, size_t n)
 
 bool kvs__json_number_int(const char *s, size_t n, int64_t *out)
 {
+    if (n <= 18 && digits(s, n, 0) == n) { /* the ids of a vocabulary */
+        *out = 0;
+        for (size_t i = 0; i < n; i++) {
+            *out = *out * 10 + (s[i] - '0');
+        }
+        return true;
+    }
     decimal d = split(s, n);
     if (d.lost) {
         return false;
@@ -253,13 +260,13 @@ static scaled scale(const decimal *d)
             v.shift += less;
             e--;
         } else {
-            u128 q = ((u128)v.top << 4) / 10; /* 64 or 65 bits */
-            int less = q >> 64 != 0 ? 1 : 0;
-            v.top = (uint64_t)(q >> less);
-            v.shift += less - 4;
+            u128 p = (u128)v.top * UINT64_C(0xcccccccccccccccd); /* 2^67 / 10, rounded up */
+            int more = p >> 127 != 0 ? 64 : 63;
+            v.top = (uint64_t)(p >> more);
+            v.shift += more - 67;
             e++;
         }
-        v.error += 2; /* each step cuts off less than 2^-63 of the value */
+        v.error += 3; /* each step is off by less than 1.25 * 2^-63 of the value */
     }
 }
 

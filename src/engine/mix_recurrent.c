@@ -6,6 +6,10 @@
  * and one product for the output. The inputs of the convolution stay as they are until the rule has
  * advanced: both calls are given the same.
  *
+ * Files may hold values (and what belongs to them: z, a, b, columns of the output) head by head in
+ * two orders: all heads of a group one after another, which is the rule's, or the first of every
+ * group, then the second (tiled). The latter are put in order token by token.
+ *
  * Delta: q and k are scaled to unit length between the two calls, q by 1 / sqrt(state_dim) too; the
  * result is normed head by head, then gated. Mamba-2: gated, then normed. */
 #include <math.h>
@@ -28,8 +32,8 @@ static widths get_widths(const kvs__recurrent *r)
     w.values = (size_t)r->spec.n_heads * r->spec.head_dim;
     w.conv = r->spec.conv_dim;
     w.heads = r->spec.n_heads;
-    w.mixed = r->by_group ? 2 * w.keys + 2 * w.values : 0;
-    w.ba = r->ba_by_group ? 2 * w.heads : 0;
+    w.mixed = r->by_group || r->tiled ? 2 * w.keys + 2 * w.values : 0;
+    w.ba = r->ba_by_group || r->tiled ? 2 * w.heads : 0;
     return w;
 }
 
@@ -87,6 +91,45 @@ static void take_apart(const void *arg, size_t t)
         memcpy(j->a + t * j->w.heads + i * heads, ba + heads, heads * sizeof *ba);
         ba += 2 * heads;
     }
+}
+
+/* Where head h of the rule's order is stored. */
+static size_t stored_at(const kvs__recurrent *r, size_t h)
+{
+    size_t per = r->spec.n_heads / r->spec.n_groups;
+    return r->tiled ? h % per * r->spec.n_groups + h / per : h;
+}
+
+/* The same for tiled heads: mixed is x and z, ba is b and a. */
+static void put_in_order(const void *arg, size_t t)
+{
+    const job *j = arg;
+    const float *from = j->mixed + t * j->w.mixed;
+    const float *ba = j->ba + t * j->w.ba;
+    float *x = j->x + t * j->w.conv;
+    float *z = j->z + t * j->w.values;
+    size_t dim = j->r->spec.head_dim;
+    memcpy(x, from, 2 * j->w.keys * sizeof *x);
+    for (size_t h = 0; h < j->w.heads; h++) {
+        size_t at = stored_at(j->r, h);
+        memcpy(x + 2 * j->w.keys + h * dim, from + 2 * j->w.keys + at * dim, dim * sizeof *x);
+        memcpy(z + h * dim, from + j->w.conv + at * dim, dim * sizeof *z);
+        j->b[t * j->w.heads + h] = ba[at];
+        j->a[t * j->w.heads + h] = ba[j->w.heads + at];
+    }
+}
+
+static void project_tiled(const job *j)
+{
+    const kvs__recurrent *r = j->r;
+    const kvs__mat_out in[] = {
+        {r->x, j->mixed, j->w.mixed},
+        {r->z, j->mixed + j->w.conv, j->w.mixed},
+        {r->b, j->ba, j->w.ba},
+        {r->a, j->ba + j->w.heads, j->w.ba},
+    };
+    kvs__graph_multiply(j->g, in, KVS_COUNT(in), j->g->h, j->step->n_tokens);
+    kvs__graph_each(j->g, put_in_order, j, j->step->n_tokens);
 }
 
 static void project(const job *j)
@@ -203,9 +246,11 @@ static void finish_token(const void *arg, size_t t)
         kern->rms_norm(y + i * part, y + i * part, r->norm + (is_delta(r) ? 0 : i * part), part,
                        eps);
     }
-    if (is_delta(r)) {
-        kern->silu_mul(out, z, y, j->w.values);
-    } else {
+    for (size_t h = 0; is_delta(r) && h < j->w.heads; h++) {
+        size_t dim = r->spec.head_dim;
+        kern->silu_mul(out + stored_at(r, h) * dim, z + h * dim, y + h * dim, dim);
+    }
+    if (!is_delta(r)) {
         memcpy(out, y, j->w.values * sizeof *out);
     }
 }
@@ -225,7 +270,11 @@ static kvs_status run(kvs__graph *g, uint32_t layer, const kvs__step *step, kvs_
     j.b = kvs__graph_take(&at, n * j.w.heads);
     j.y = kvs__graph_take(&at, n * j.w.values);
     j.out = kvs__graph_take(&at, step->n_out * j.w.values);
-    project(&j);
+    if (j.r->tiled) {
+        project_tiled(&j);
+    } else {
+        project(&j);
+    }
     kvs_status st = convolve(&j, layer, err);
     if (st == KVS_OK && is_delta(j.r)) {
         kvs__graph_each(g, make_units, &j, n);

@@ -94,6 +94,7 @@ typedef struct kvs__recurrent {
     uint32_t norm_groups;    /* parts of `values` that are normed each by itself */
     bool by_group;           /* delta: mixed instead of x and z, ... */
     bool ba_by_group;        /* ... ba instead of b and a */
+    bool tiled;              /* delta: heads of values are stored by their number in the group */
     /* Rows of the groups one after another: q, k [state_dim] v, z [heads of it * head_dim], and
      * b, a [heads of it]. */
     kvs__wrows mixed, ba;

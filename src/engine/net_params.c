@@ -225,6 +225,13 @@ kvs_status kvs__net_params(kvs_model *m, kvs_err *err)
     for (size_t i = 0; st == KVS_OK && i < KVS_COUNT(rules); i++) {
         st = kvs__param_u32(m, &rules[i], fields[i], err);
     }
+    /* layers that predict further tokens, of which nothing here makes use, are the last ones */
+    const kvs__u32_rule next = {"nextn_predict_layers", 0, net->n_layers - 1, &zero};
+    uint32_t n_next = 0;
+    if (st == KVS_OK) {
+        st = kvs__param_u32(m, &next, &n_next, err);
+        net->n_layers -= n_next;
+    }
     if (st == KVS_OK && !headless) {
         st = read_heads(m, err);
     }

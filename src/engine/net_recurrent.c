@@ -183,6 +183,39 @@ static kvs_status load_delta(kvs_model *m, uint32_t i, kvs_err *err)
     return st;
 }
 
+/* Vectors of tiled heads, n elements a head from *v on, in the rule's order. */
+static kvs_status untile(const kvs_model *m, const kvs__recurrent *r, float *v, size_t n,
+                         kvs_err *err)
+{
+    const size_t heads = r->spec.n_heads;
+    const size_t per = heads / r->spec.n_groups;
+    float *stored = kvs__alloc(m->ctx, heads * n * sizeof *stored);
+    if (!stored) {
+        return kvs__nomem(err, "engine", heads * n * sizeof *stored);
+    }
+    memcpy(stored, v, heads * n * sizeof *v);
+    for (size_t h = 0; h < heads; h++) {
+        size_t at = h % per * r->spec.n_groups + h / per;
+        memcpy(v + h * n, stored + at * n, n * sizeof *v);
+    }
+    kvs__free(m->ctx, stored, heads * n * sizeof *stored);
+    return KVS_OK;
+}
+
+static kvs_status untile_all(const kvs_model *m, const kvs__recurrent *r, const size_t at[3],
+                             kvs_err *err)
+{
+    const size_t keys = 2 * (size_t)r->spec.n_groups * r->spec.state_dim;
+    kvs_status st = untile(m, r, m->vectors + at[0], 1, err);
+    if (st == KVS_OK) {
+        st = untile(m, r, m->vectors + at[1], 1, err);
+    }
+    for (size_t t = 0; st == KVS_OK && t < r->spec.conv_taps; t++) {
+        st = untile(m, r, m->vectors + at[2] + t * r->spec.conv_dim + keys, r->spec.head_dim, err);
+    }
+    return st;
+}
+
 static kvs_status load_ssd(kvs_model *m, uint32_t i, kvs_err *err)
 {
     kvs__recurrent *r = &m->net.layers[i].recurrent;
@@ -221,5 +254,13 @@ kvs_status kvs__load_recurrent(kvs_model *m, uint32_t i, kvs_err *err)
     if (st == KVS_OK) {
         st = find_conv(m, i, r, err);
     }
-    return st == KVS_OK ? find_decay(m, i, r, err) : st;
+    if (st == KVS_OK) {
+        st = find_decay(m, i, r, err);
+    }
+    if (st != KVS_OK || !r->tiled) {
+        return st;
+    }
+    const size_t at[3] = {(size_t)(r->dt_bias - m->vectors), (size_t)(r->decay - m->vectors),
+                          (size_t)(r->conv - m->vectors)};
+    return untile_all(m, r, at, err);
 }

@@ -7,6 +7,7 @@
 
 #include "engine/safetensors.h"
 #include "kvstate/interchange.h"
+#include "kvstate/recurrent.h"
 
 enum { KVS__PC_PATH = 96 };
 
@@ -24,6 +25,7 @@ typedef struct kvs__pc_leaf {
     bool rotated;
     const kvs__st_tensor *offsets, *padding; /* I32 [batch], of batches */
     uint32_t n_arrays;
+    const kvs__st_tensor *arrays[2]; /* the first ones; NULL: None */
 } kvs__pc_leaf;
 
 /* Columns [col, col + n) hold positions [pos, pos + n). */
@@ -67,6 +69,15 @@ struct kvs_prompt_cache {
 /* The same over bytes that stay the caller's until close. */
 kvs_status kvs__prompt_cache_open_mem(kvs_ctx *ctx, const void *bytes, size_t n, const char *what,
                                       kvs_prompt_cache **out, kvs_err *err);
+
+/* pcache_arrays.c: an ArraysCache and a recurrent layer. seen: tokens the file has seen in this row, -1
+ * where it does not tell. */
+kvs__st_dtype kvs__pc_dtype(kvs_dtype t);
+kvs_status kvs__pc_check_arrays(const kvs_prompt_cache *f, uint32_t leaf,
+                                const kvs_recurrent_spec *r, int64_t seen, kvs_err *err);
+kvs_status kvs__pc_load_arrays(const kvs_prompt_cache *f, uint32_t leaf, size_t row,
+                               kvs_cache *cache, uint32_t layer, int64_t seen, kvs_err *err);
+kvs_status kvs__pc_tokens_seen(const kvs_prompt_cache *f, size_t row, int64_t *seen, kvs_err *err);
 
 /* The file and layer i in front of a message. */
 kvs_status kvs__pc_fail(const kvs_prompt_cache *f, uint32_t leaf, kvs_err *err, kvs_status status,

@@ -143,21 +143,36 @@ static kvs_status choose(const kvs__pc_source *s, kvs__pc_out *out, kvs_err *err
 static kvs_status form_layer(const kvs__pc_source *s, kvs__pc_out *out, kvs_err *err)
 {
     int64_t longest = 0;
+    int64_t least = INT64_MAX;
     for (uint32_t r = 0; r < kvs__pc_n_rows(s); r++) {
         int64_t n = kvs_cache_length(kvs__pc_row(s, r), out->layer);
         longest = n > longest ? n : longest;
+        least = n < least ? n : least;
     }
     if (longest > INT32_MAX) {
         return refuse(out->layer, err, "more tokens than MLX can count");
     }
-    set_geometry(s, out, longest);
-    kvs_status st = check_codecs(s, out, err);
-    st = st == KVS_OK ? choose(s, out, err) : st;
+    bool recurrent = kvs_cache_spec(s->first, out->layer)->kind == KVS_LAYER_RECURRENT;
+    kvs_status st = KVS_OK;
+    if (recurrent) {
+        out->cls = KVS_PROMPT_ARRAYS;
+        out->offset = longest;
+        if (least == 0 && longest > 0) {
+            return refuse(out->layer, err, "a batch with recurrent state that is empty in a row");
+        }
+    } else {
+        set_geometry(s, out, longest);
+        st = check_codecs(s, out, err);
+        st = st == KVS_OK ? choose(s, out, err) : st;
+    }
     if (st != KVS_OK) {
         return st;
     }
     if (longest == 0 && s->o->layout == KVS_PROMPT_MLX_LM_031) {
         return refuse(out->layer, err, "it is empty, which the layout before 0.32.0 can't say");
+    }
+    if (recurrent) {
+        return KVS_OK;
     }
     if (kvs__pc_n_rows(s) > 1) {
         return set_batch(s, out, err);
@@ -188,9 +203,6 @@ kvs_status kvs__pc_forms(const kvs__pc_source *s, kvs__pc_out *out, uint32_t *n,
         const kvs_layer_spec *spec = kvs_cache_spec(s->first, i);
         if (spec->kind == KVS_LAYER_BORROW) {
             continue;
-        }
-        if (spec->kind == KVS_LAYER_RECURRENT) {
-            return refuse(i, err, "recurrent state");
         }
         kvs__pc_out *o = &out[(*n)++];
         memset(o, 0, sizeof *o);

@@ -25,6 +25,7 @@ typedef struct job {
     kvs__pc_run run[KVS__PC_RUNS];
     uint32_t n_runs;
     int64_t offset;
+    int64_t seen; /* by the row, for layers that do not count */
 } job;
 
 /* ---- checks */
@@ -144,6 +145,9 @@ static kvs_status check_tokens(const job *j, kvs_err *err)
 static kvs_status check_layer(job *j, kvs_err *err)
 {
     const kvs__pc_leaf *l = j->l;
+    if (l->cls == KVS_PROMPT_ARRAYS && j->spec->kind == KVS_LAYER_RECURRENT) {
+        return kvs__pc_check_arrays(j->f, j->leaf, j->spec->recurrent, j->seen, err);
+    }
     if (l->cls == KVS_PROMPT_ARRAYS || j->spec->kind == KVS_LAYER_RECURRENT) {
         return FAIL(j, err, KVS_E_UNSUPPORTED, "%s, the model keeps %s",
                     l->cls == KVS_PROMPT_ARRAYS ? "recurrent state in the file"
@@ -289,6 +293,9 @@ typedef kvs_status (*layer_fn)(job *j, kvs_err *err);
 
 static kvs_status do_import(job *j, kvs_err *err)
 {
+    if (j->l->cls == KVS_PROMPT_ARRAYS) {
+        return kvs__pc_load_arrays(j->f, j->leaf, j->row, j->cache, j->layer, j->seen, err);
+    }
     kvs_status st = check_layer(j, err); /* finds the runs again */
     return st == KVS_OK ? import_layer(j, err) : st;
 }
@@ -296,9 +303,10 @@ static kvs_status do_import(job *j, kvs_err *err)
 static kvs_status each_layer(const kvs_prompt_cache *f, size_t row, kvs_cache *cache, layer_fn fn,
                              kvs_err *err)
 {
+    int64_t seen = 0;
+    kvs_status st = kvs__pc_tokens_seen(f, row, &seen, err);
     uint32_t leaf = 0;
     uint32_t n = kvs_cache_n_layers(cache);
-    kvs_status st = KVS_OK;
     for (uint32_t i = 0; st == KVS_OK && i < n; i++) {
         const kvs_layer_spec *s = kvs_cache_spec(cache, i);
         if (!keeps(s)) {
@@ -311,7 +319,8 @@ static kvs_status each_layer(const kvs_prompt_cache *f, size_t row, kvs_cache *c
                      .leaf = leaf,
                      .l = &f->leaves[leaf],
                      .layer = i,
-                     .spec = s};
+                     .spec = s,
+                     .seen = seen};
             st = fn(&j, err);
         }
         leaf++;

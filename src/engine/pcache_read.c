@@ -415,6 +415,14 @@ static kvs_status read_arrays(const kvs_prompt_cache *f, const place *p, kvs__pc
         }
         if (!is_none(t) && t->n_dims > 0) {
             l->batch = t->dims[0];
+            if (l->n_arrays < 2) {
+                l->arrays[l->n_arrays] = t;
+            }
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        if (l->arrays[i] && l->arrays[i]->dims[0] != l->batch) {
+            return leaf_bad(f, err, "arrays of different rows");
         }
     }
     return l->batch > 0 && l->batch <= MAX_COUNT ? KVS_OK : leaf_bad(f, err, "no row");

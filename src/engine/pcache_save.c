@@ -14,10 +14,12 @@
 #include "engine/token_utf8.h"
 #include "state/layer.h"
 
+typedef enum item_kind { PLANE, SCALAR, FLAG, STRING, NONE, INTS, ARRAY } item_kind;
+
 /* A tensor to be. */
 typedef struct item {
     char name[32];
-    enum { PLANE, SCALAR, FLAG, STRING, NONE, INTS } kind;
+    item_kind kind;
     uint32_t out; /* index of the layer's kvs__pc_out */
     uint8_t side, plane;
     size_t at, n; /* of the pool; FLAG: one byte */
@@ -103,7 +105,7 @@ static void state_path(const saver *s, const kvs__pc_out *o, char dst[24])
     }
 }
 
-static kvs_status add_field(saver *s, uint32_t i, uint32_t field, int kind, const int64_t *v,
+static kvs_status add_field(saver *s, uint32_t i, uint32_t field, item_kind kind, const int64_t *v,
                             size_t n, kvs_err *err)
 {
     char path[24];
@@ -195,24 +197,51 @@ static size_t state_numbers(const kvs__pc_out *o, int64_t v[8])
     return n;
 }
 
-static kvs_status list_leaf(saver *s, uint32_t i, kvs_err *err)
+/* The two arrays of recurrent state, then, since 0.32.0, left_padding and lengths, which are None. */
+static kvs_status add_arrays(saver *s, uint32_t i, kvs_err *err)
+{
+    const kvs__pc_out *o = &s->out[i];
+    const kvs_recurrent_spec *r = kvs_cache_spec(s->src.first, o->layer)->recurrent;
+    char path[24];
+    kvs_status st = KVS_OK;
+    state_path(s, o, path);
+    for (uint8_t k = 0; st == KVS_OK && k < 2; k++) {
+        bool none = o->offset == 0 || (k == 0 && r->conv_dim == 0);
+        item it = {.kind = none ? NONE : ARRAY, .out = i, .plane = k};
+        (void)snprintf(it.name, sizeof it.name, is_new(s) ? "%s.0.%u" : "%s.%u", path, k);
+        st = add_item(s, it, err);
+    }
+    for (uint32_t field = 1; st == KVS_OK && is_new(s) && field < 3; field++) {
+        st = add_field(s, i, field, NONE, NULL, 0, err);
+    }
+    return st;
+}
+
+static kvs_status add_attention(saver *s, uint32_t i, kvs_err *err)
 {
     const kvs__pc_out *o = &s->out[i];
     bool batch = kvs__pc_n_rows(&s->src) > 1;
     int64_t v[8];
     kvs_status st = add_planes(s, i, err);
     st = st == KVS_OK && batch ? add_rows(s, i, err) : st;
-    if (!is_new(s)) {
-        return st;
-    }
-    size_t n = state_numbers(o, v);
+    size_t n = is_new(s) ? state_numbers(o, v) : 0;
     uint32_t field = batch ? 4 : 2;
     for (size_t k = 0; st == KVS_OK && k < n; k++) {
         st = add_field(s, i, field++, SCALAR, &v[k], 1, err);
     }
-    if (st == KVS_OK && o->cls == KVS_PROMPT_BATCH_ROTATING) {
+    if (st == KVS_OK && is_new(s) && o->cls == KVS_PROMPT_BATCH_ROTATING) {
         const int64_t no = 0;
         st = add_field(s, i, field, FLAG, &no, 1, err);
+    }
+    return st;
+}
+
+static kvs_status list_leaf(saver *s, uint32_t i, kvs_err *err)
+{
+    const kvs__pc_out *o = &s->out[i];
+    kvs_status st = o->cls == KVS_PROMPT_ARRAYS ? add_arrays(s, i, err) : add_attention(s, i, err);
+    if (!is_new(s)) {
+        return st;
     }
     if (st == KVS_OK && o->list != 0) { /* the class of a member is part of the list's state */
         const char *name = class_name(o->cls);
@@ -432,6 +461,14 @@ static kvs_status declare(saver *s, const item *it, kvs_err *err)
     case STRING:
     case INTS:
         return kvs__st_tensor_declare(s->w, it->name, KVS__ST_I32, 1, &it->n, err);
+    case ARRAY: {
+        const kvs_recurrent_spec *r = kvs_cache_spec(s->src.first, o->layer)->recurrent;
+        size_t conv[3] = {kvs__pc_n_rows(&s->src), r->conv_taps - 1, r->conv_dim};
+        size_t state[4] = {kvs__pc_n_rows(&s->src), r->n_heads, r->head_dim, r->state_dim};
+        return kvs__st_tensor_declare(s->w, it->name,
+                                      it->plane == 0 ? kvs__pc_dtype(r->conv_dtype) : KVS__ST_F32,
+                                      it->plane == 0 ? 3 : 4, it->plane == 0 ? conv : state, err);
+    }
     case SCALAR:
     case FLAG:
         break;
@@ -516,8 +553,36 @@ static kvs_status write_plane(saver *s, const item *it, kvs_err *err)
     return st;
 }
 
+/* One array of recurrent state, row after row. */
+static kvs_status write_array(saver *s, const item *it, kvs_err *err)
+{
+    const kvs__pc_out *o = &s->out[it->out];
+    const kvs_recurrent_spec *r = kvs_cache_spec(s->src.first, o->layer)->recurrent;
+    size_t bytes = it->plane == 0 ? (size_t)(r->conv_taps - 1) * r->conv_dim *
+                                        (kvs__st_dtype_bits(kvs__pc_dtype(r->conv_dtype)) / 8)
+                                  : (size_t)r->n_heads * r->head_dim * r->state_dim * sizeof(float);
+    void *buf = kvs__alloc(s->ctx, bytes);
+    kvs_status st = buf ? KVS_OK : kvs__nomem(err, "engine", bytes);
+    for (uint32_t row = 0; st == KVS_OK && row < kvs__pc_n_rows(&s->src); row++) {
+        const kvs_cache *c = kvs__pc_row(&s->src, row);
+        kvs_recurrent_planes p = KVS_RECURRENT_PLANES_INIT;
+        if (it->plane == 0) {
+            p.conv = buf;
+        } else {
+            p.state = buf;
+        }
+        st = kvs_recurrent_export(c, o->layer, kvs_cache_length(c, o->layer), &p, err);
+        st = st == KVS_OK ? kvs__st_data(s->w, buf, bytes, err) : st;
+    }
+    kvs__free(s->ctx, buf, bytes);
+    return st;
+}
+
 static kvs_status write_item(saver *s, const item *it, kvs_err *err)
 {
+    if (it->kind == ARRAY) {
+        return write_array(s, it, err);
+    }
     if (it->kind == PLANE) {
         return write_plane(s, it, err);
     }
@@ -525,7 +590,7 @@ static kvs_status write_item(saver *s, const item *it, kvs_err *err)
         unsigned char flag = s->pool[it->at] != 0;
         return kvs__st_data(s->w, &flag, 1, err);
     }
-    return kvs__st_data(s->w, s->pool + it->at, it->n * sizeof *s->pool, err);
+    return it->n == 0 ? KVS_OK : kvs__st_data(s->w, s->pool + it->at, it->n * sizeof *s->pool, err);
 }
 
 /* ---- saving */
@@ -550,8 +615,19 @@ static kvs_status write_all(saver *s, const char *path, kvs_err *err)
     return st == KVS_OK ? kvs__st_commit(s->w, err) : st;
 }
 
+static bool same_recurrent(const kvs_recurrent_spec *a, const kvs_recurrent_spec *b)
+{
+    return (!a && !b) || (a && b && a->rule == b->rule && a->n_heads == b->n_heads &&
+                          a->head_dim == b->head_dim && a->state_dim == b->state_dim &&
+                          a->conv_dim == b->conv_dim && a->conv_taps == b->conv_taps &&
+                          a->conv_dtype == b->conv_dtype);
+}
+
 static bool same_layer(const kvs_layer_spec *a, const kvs_layer_spec *b)
 {
+    if (!same_recurrent(a->recurrent, b->recurrent)) {
+        return false;
+    }
     return a->kind == b->kind && a->n_kv_heads == b->n_kv_heads && a->k_dim == b->k_dim &&
            a->v_dim == b->v_dim && a->k.bits == b->k.bits && a->k.dtype == b->k.dtype &&
            a->v.bits == b->v.bits && a->v.dtype == b->v.dtype && a->window == b->window &&

@@ -80,7 +80,7 @@ kvs_status kvs__plan_parse_codec(kvs__plan_parser *ps, const char *name, kvs_cod
     for (size_t i = 0; i < KVS_COUNT(aliases); i++) {
         if (strcmp(name, aliases[i].name) == 0) {
             kvs_codec c = KVS_CODEC_AFFINE(aliases[i].bits, aliases[i].group, KVS_F16);
-            c.rotate = KVS_ROTATED | KVS_CENTERED;
+            c.rotate = KVS_ROTATED;
             c.group = ps->group && aliases[i].group == 64 ? (uint16_t)ps->group : c.group;
             note_alias(ps, &aliases[i], &c);
             *out = c;
@@ -330,9 +330,8 @@ static kvs_status copy_text(const char *from, char *text, kvs_err *err)
     return KVS_OK;
 }
 
-/* Exactly one of path and lines. */
-static kvs_status parse_lines(kvs__plan_parser *ps, const char *path, const char *lines,
-                              kvs_err *err)
+/* source: the path of a file, or the lines themselves. */
+static kvs_status parse_lines(kvs__plan_parser *ps, const char *source, bool is_file, kvs_err *err)
 {
     char *text = kvs__alloc(ps->ctx, FILE_LIMIT);
     bool *named = kvs__calloc(ps->ctx, ps->n_layers, sizeof *named);
@@ -340,8 +339,8 @@ static kvs_status parse_lines(kvs__plan_parser *ps, const char *path, const char
     if (!text || !named) {
         st = kvs__nomem(err, "engine", FILE_LIMIT);
     } else {
-        line l = {ps, path ? path : "layers=", path ? "\n" : "\n;", 0, named};
-        st = path ? read_file(path, text, err) : copy_text(lines, text, err);
+        line l = {ps, is_file ? source : "layers=", is_file ? "\n" : "\n;", 0, named};
+        st = is_file ? read_file(source, text, err) : copy_text(source, text, err);
         if (st == KVS_OK) {
             st = parse_text(&l, text, err);
         }
@@ -353,10 +352,10 @@ static kvs_status parse_lines(kvs__plan_parser *ps, const char *path, const char
 
 kvs_status kvs__plan_parse_file(kvs__plan_parser *ps, const char *path, kvs_err *err)
 {
-    return parse_lines(ps, path, NULL, err);
+    return parse_lines(ps, path, true, err);
 }
 
 kvs_status kvs__plan_parse_layers(kvs__plan_parser *ps, const char *lines, kvs_err *err)
 {
-    return parse_lines(ps, NULL, lines, err);
+    return parse_lines(ps, lines, false, err);
 }

@@ -11,6 +11,7 @@
 #include "base/sha256.h"
 #include "engine/plan_parse.h"
 #include "kvstate/plan.h"
+#include "kvstate/recurrent.h"
 
 /* ---- signature */
 
@@ -35,7 +36,12 @@ static void layer_frame(const kvs_plan *p, uint32_t i, frame *f)
     kvs__plan_put(&t, "%s", kinds[s->kind]);
     if (s->kind == KVS_LAYER_BORROW) {
         kvs__plan_put(&t, " donor=%u", s->donor);
-    } else if (s->kind != KVS_LAYER_RECURRENT) {
+    } else if (s->kind == KVS_LAYER_RECURRENT && s->recurrent) {
+        const kvs_recurrent_spec *r = s->recurrent;
+        kvs__plan_put(&t, " rule=%d heads=%u/%u dims=%u/%u conv=%ux%u/%s", (int)r->rule, r->n_heads,
+                      r->n_groups, r->head_dim, r->state_dim, r->conv_dim, r->conv_taps,
+                      dtypes[r->conv_dtype]);
+    } else {
         kvs__plan_put(&t, " heads=%u dims=%u/%u k=%s", s->n_kv_heads, s->k_dim, s->v_dim, k);
         if (s->kind == KVS_LAYER_ATTENTION) {
             kvs__plan_put(&t, " v=%s", v);

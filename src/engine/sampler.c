@@ -302,7 +302,7 @@ static void keep_min_p(kvs_sampler *s, double max)
 static void filter(kvs_sampler *s)
 {
     double max = greatest(s);
-    double want = INFINITY;
+    double want = HUGE_VAL;
     if (s->opts.top_p < 1.0f) {
         double total = 0.0;
         for (size_t i = 0; i < s->n_cand; i++) {
@@ -345,7 +345,7 @@ static int32_t draw(const kvs_sampler *s, size_t position)
     key = mix(key ^ mix(s->opts.row + UINT64_C(0x8cb92ba72f3d8dd7)));
     key = mix(key ^ mix((uint64_t)position + UINT64_C(0xd6e8feb86659fd93)));
     double inv = 1.0 / (double)s->opts.temperature;
-    double best = -INFINITY;
+    double best = -HUGE_VAL;
     int32_t token = s->cand[0].token;
     for (size_t i = 0; i < s->n_cand; i++) {
         double logit = (double)s->cand[i].logit * inv;

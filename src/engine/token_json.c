@@ -22,15 +22,6 @@ kvs_status kvs__tj_bad(const char *what, kvs_err *err)
     return kvs__fail(err, KVS_E_FORMAT, "engine", "tokenizer.json: %s", what);
 }
 
-kvs__text kvs__tj_str(kvs__jval v)
-{
-    if (kvs__json_kind(v) != KVS__JSON_STRING) {
-        return (kvs__text){NULL, 0};
-    }
-    const kvs__str s = kvs__json_raw(v);
-    return (kvs__text){s.ptr, s.len};
-}
-
 bool kvs__tj_absent(kvs__jval v)
 {
     return kvs__json_kind(v) <= KVS__JSON_NULL;
@@ -39,16 +30,6 @@ bool kvs__tj_absent(kvs__jval v)
 bool kvs__tj_double(kvs__jval v, double *out)
 {
     return kvs__json_double(v, out) && isfinite(*out);
-}
-
-bool kvs__tj_pair(kvs__jval list, kvs__jval v[2])
-{
-    v[0] = v[1] = (kvs__jval){NULL, 0};
-    if (kvs__json_count(list) != 2 || !kvs__json_next(list, &v[0])) {
-        return false;
-    }
-    v[1] = v[0];
-    return kvs__json_next(list, &v[1]);
 }
 
 kvs_status kvs__tj_open(kvs_ctx *ctx, const char *path, const char *name, kvs__json **out,

@@ -176,10 +176,28 @@ typedef struct kvs__tj_work {
 } kvs__tj_work;
 
 /* ptr NULL: v is no string. Documents here own their text, so a string is what it is. */
-kvs__text kvs__tj_str(kvs__jval v);
-bool kvs__tj_absent(kvs__jval v);                  /* nothing or null */
-bool kvs__tj_double(kvs__jval v, double *out);     /* of a number that is finite */
-bool kvs__tj_pair(kvs__jval list, kvs__jval v[2]); /* false: no list of two */
+static inline kvs__text kvs__tj_str(kvs__jval v)
+{
+    if (kvs__json_kind(v) != KVS__JSON_STRING) {
+        return (kvs__text){NULL, 0};
+    }
+    const kvs__str s = kvs__json_raw(v);
+    return (kvs__text){s.ptr, s.len};
+}
+
+bool kvs__tj_absent(kvs__jval v);              /* nothing or null */
+bool kvs__tj_double(kvs__jval v, double *out); /* of a number that is finite */
+/* false: no list of two, both none. */
+static inline bool kvs__tj_pair(kvs__jval list, kvs__jval v[2])
+{
+    v[0] = v[1] = (kvs__jval){NULL, 0};
+    if (kvs__json_count(list) != 2 || !kvs__json_next(list, &v[0])) {
+        return false;
+    }
+    v[1] = v[0];
+    return kvs__json_next(list, &v[1]);
+}
+
 /* A file of JSON; name is for messages. Failures are those of kvs__json_file and kvs__json_adopt. */
 kvs_status kvs__tj_open(kvs_ctx *ctx, const char *path, const char *name, kvs__json **out,
                         kvs_err *err);

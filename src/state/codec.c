@@ -133,7 +133,7 @@ size_t kvs_codec_name(const kvs_codec *codec, char *dst, size_t n)
         if (!plain) {
             (void)snprintf(dtype, sizeof dtype, "/%s", dtype_names[codec->dtype]);
         }
-        const char *kind = codec->rotate & KVS_CENTERED ? "q" : "r";
+        const char *kind = codec->rotate & KVS_CENTERED ? "c" : "q";
         len = snprintf(dst, n, "%s%u%s%s", codec->rotate ? kind : "affine", (unsigned)codec->bits,
                        group, dtype);
     }
@@ -184,8 +184,8 @@ static bool parse_codec(const char *at, kvs_codec *c)
     }
     c->dtype = KVS_F16;
     c->group = 64;
-    c->rotate = take(&at, "q") ? KVS_ROTATED | KVS_CENTERED : 0;
-    c->rotate = c->rotate == 0 && take(&at, "r") ? KVS_ROTATED : c->rotate;
+    c->rotate = take(&at, "c") ? KVS_ROTATED | KVS_CENTERED : 0;
+    c->rotate = c->rotate == 0 && take(&at, "q") ? KVS_ROTATED : c->rotate;
     uint16_t bits = 0;
     if ((!c->rotate && !take(&at, "affine")) || !take_number(&at, &bits) || bits > 255) {
         return false;
@@ -209,7 +209,7 @@ kvs_status kvs_codec_parse(const char *name, kvs_codec *out, kvs_err *err)
     if (!parse_codec(name, &c)) {
         return kvs__fail(err, KVS_E_INVAL, "state",
                          "\"%.64s\" is no codec; f32, f16, bf16, affine4:64, affine4:64/bf16, "
-                         "q4 and r4 are",
+                         "q4 and c4 are",
                          name);
     }
     kvs_status st = check_codec(&c, err);

@@ -352,9 +352,10 @@ void kvs__history_note(kvs__history *h, uint32_t n)
     uint64_t length = 0;
     for (uint32_t i = 0; i < h->n_layers && !h->over; i++) {
         kvs__hlayer *hl = &h->layer[i];
-        if (hl->l) {
-            length = (uint64_t)kvs__layer_len(hl->l);
+        if (!hl->l) {
+            continue;
         }
+        length = (uint64_t)kvs__layer_len(hl->l);
         if (!hl->slides) {
             continue;
         }

@@ -31,7 +31,8 @@ static bool wanted(const publication *p, const kvs__slot *slot, uint32_t block)
     const kvs_prefix *ix = p->ix;
     uint64_t begin = (uint64_t)block * ix->block;
     uint64_t stride = ix->o.window_stride;
-    if (stride == 0 || begin + ix->block + slot->ring_cap > p->key->n_ids) {
+    bool at_end = begin + ix->block + slot->ring_cap > p->key->n_ids;
+    if (stride == 0 || (at_end && !(p->o->flags & KVS_PREFIX_MIDWAY))) {
         return true;
     }
     uint64_t next = (begin / stride + 1) * stride;
@@ -494,8 +495,8 @@ kvs_status kvs_prefix_publish(kvs_prefix *ix, const kvs_prefix_key *key, const k
     if (st == KVS_OK && opts) {
         st = kvs__opts_read(&o, sizeof o, opts, "kvs_prefix_publish_opts", err);
     }
-    if (st == KVS_OK && (o.flags & ~(uint32_t)KVS_PREFIX_NO_TAIL || o.priority > 3 ||
-                         (key->n_ids == 0 && (!o.snapshot || cache)))) {
+    if (st == KVS_OK && (o.flags & ~(uint32_t)(KVS_PREFIX_NO_TAIL | KVS_PREFIX_MIDWAY) ||
+                         o.priority > 3 || (key->n_ids == 0 && (!o.snapshot || cache)))) {
         st = kvs__fail(err, KVS_E_INVAL, "store", "flags %#x, priority %u, %zu ids", o.flags,
                        o.priority, key->n_ids);
     }

@@ -148,7 +148,7 @@ static kvs_status check(const kvs__history *h, uint64_t *len, kvs_err *err)
 
 static void fill_table(const copier *c, uint64_t len, unsigned char *p)
 {
-    memcpy(p, KVS__SNAP_MAGIC, 8);
+    memcpy(p, KVS__SNAP_MAGIC, sizeof KVS__SNAP_MAGIC - 1);
     put_u32(p + 8, KVS__SNAP_VERSION);
     put_u32(p + 12, KVS__HISTORY_BLOCK);
     put_u64(p + 16, len);

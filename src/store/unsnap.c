@@ -467,13 +467,13 @@ void kvs__hist_fill(kvs__history *h)
 {
     kvs__snap s;
     if (!h->store || h->over || h->from_entry == 0 ||
-        snap_read(h, h->store, h->entry, &s, NULL) != KVS_OK) {
+        snap_read(h, h->store, h->entry, &s, NULL) != KVS_OK || KVS_NEVER(!s.layer)) {
         return;
     }
     bool go = true;
     for (uint32_t i = 0; i < h->n_layers && go; i++) {
         kvs__hlayer *hl = &h->layer[i];
-        if (!hl->slides || s.layer[i].dense != hl->dense) {
+        if (!hl->l || !hl->slides || s.layer[i].dense != hl->dense) {
             continue;
         }
         for (uint32_t k = s.layer[i].n; k-- > 0 && go;) { /* the newest first */

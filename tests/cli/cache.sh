@@ -106,5 +106,26 @@ expect "it can be saved again" 0 "$key" cache import $first
 expect "verify again" 0 "0 entries damaged" cache verify
 expect "a limit forgets" 0 "1 entries forgotten\|0 entries forgotten" cache gc --cache-disk 1
 
+# traces: 16 uses of 9 blocks
+trace=$3
+expect "simulate" 0 "^ *9 *43.75 / 43.75 *43.75 / 43.75 *43.75 / 43.75 *43.75 / 43.75" "$kvstate" cache simulate "$trace" --blocks 9,4
+expect "simulate from standard input, as JSON" 0 '"requests":4,"uses":16,"blocks":9,"ideal":0.437500,"capacity":.9.,"lru":.0.437500.' \
+    sh -c "'$kvstate' cache simulate - --json --blocks 9 <'$trace'"
+expect "a plot" 0 "" "$kvstate" cache simulate "$trace" --blocks 1,2,3,4,6,9 --svg plot.svg
+grep -q '<svg' plot.svg && grep -q 'density' plot.svg
+report $? "which is one"
+expect "no trace" 3 "nowhere" "$kvstate" cache simulate nowhere
+expect "no argument" 2 "takes a trace" "$kvstate" cache simulate
+expect "bad capacities" 2 "blocks" "$kvstate" cache simulate "$trace" --blocks 5,x
+for bad_line in '{"hash_ids": [1, 2' '{"hash_ids": [1,]}' '{"hash_ids": 3}' '{"hash_ids": [1 2]}' '{"other": [1]}' '{"hash_ids": [99999999999999999999]}' \
+    '{"hash_ids": ["a"]}'; do
+    echo "$bad_line" >bad.jsonl
+    expect "malformed: $bad_line" 3 "line 1 has no list" "$kvstate" cache simulate bad.jsonl
+done
+printf '\037\213\000x' >packed
+expect "compressed" 3 "zcat" "$kvstate" cache simulate packed
+: >empty
+expect "empty" 3 "no requests" "$kvstate" cache simulate empty
+
 echo "1..$n"
 exit $bad

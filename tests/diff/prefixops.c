@@ -51,6 +51,7 @@ typedef struct world {
     bool windows;
     bool snaps;
     bool dense;
+    bool midway;      /* publications on the way keep the stride's windows alone */
     bool bounded;     /* something may have been evicted or left out */
     published *known; /* [MAX_KNOWN] */
     uint32_t n_known;
@@ -164,6 +165,7 @@ static void open_world(world *w)
     o.session_ms = below(w, 2) * 10;
     rig_must(kvs_prefix_new(w->ctx, like, &o, &w->ix, NULL));
     kvs_cache_free(like);
+    w->midway = below(w, 2);
     w->known = rig_alloc(MAX_KNOWN * sizeof *w->known);
     if (below(w, 3) == 0) {
         w->bounded = true;
@@ -380,14 +382,15 @@ static int check(world *w)
     return 0;
 }
 
-static kvs_status do_publish(world *w, kvs_cache *c, const text *t, uint32_t n, uint32_t ns)
+static kvs_status do_publish(world *w, kvs_cache *c, const text *t, uint32_t n, uint32_t ns,
+                             bool midway)
 {
     kvs_prefix_publish_opts o = KVS_PREFIX_PUBLISH_OPTS_INIT;
     uint64_t snap = seed_of(t, n);
     uint32_t how = byte(w);
     uint32_t tail = how & 3 ? n : n - n % kvs__pages_block(w->pages);
     size_t stored = 0;
-    o.flags = how & 3 ? 0 : KVS_PREFIX_NO_TAIL;
+    o.flags = (how & 3 ? 0u : KVS_PREFIX_NO_TAIL) | (midway ? KVS_PREFIX_MIDWAY : 0u);
     o.session = how & 4 ? 1 + (how >> 3 & 3) : 0;
     o.priority = how >> 5 & 3;
     if (how & 128 || w->snaps) {
@@ -400,6 +403,9 @@ static kvs_status do_publish(world *w, kvs_cache *c, const text *t, uint32_t n, 
         return KVS_E_INTERNAL;
     }
     if (stored > 0) {
+        /* of a window midway there may be less than a prompt that ends here needs */
+        bool all = !(midway && w->windows);
+        w->bounded = w->bounded || !all;
         remember(w, t, (uint32_t)stored, ns, o.snapshot && st == KVS_OK && stored == n);
     }
     w->bounded = w->bounded || st != KVS_OK;
@@ -458,10 +464,10 @@ static int serve(world *w)
         }
         at += n;
         if (byte(w) % 4 == 0) {
-            bad = do_publish(w, c, &t, at, ns) != KVS_OK;
+            bad = do_publish(w, c, &t, at, ns, w->midway) != KVS_OK;
         }
     }
-    bad = bad || (at > 0 && do_publish(w, c, &t, at, ns) != KVS_OK);
+    bad = bad || (at > 0 && do_publish(w, c, &t, at, ns, false) != KVS_OK);
     bad = bad || (at > 0 && same_as_cold(w, c, &t, at)); /* publishing shares, it changes nothing */
     kvs_cache_free(c);
     return bad;

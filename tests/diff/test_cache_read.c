@@ -449,7 +449,7 @@ static void test_odd_tokens(void **state)
 {
     (void)state;
     kvs_ctx *ctx = rig_ctx(2, 0);
-    static const char *const codecs[] = {"f32", "f16", "bf16", "affine4:32", "r8:32"};
+    static const char *const codecs[] = {"f32", "f16", "bf16", "affine4:32", "q8:32"};
     static const int64_t at[] = {0, 15, 16, 33, 64, 240, 241, 255, 256, 269, 270};
     for (size_t i = 0; i < COUNT(at) * COUNT(odd_bits); i++) {
         const char *codec = codecs[i % COUNT(codecs)];

@@ -8,7 +8,7 @@ from mlx.utils import tree_flatten
 ARCH = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe",
         "olmoe": "olmoe", "phi3": "phi3", "gemma2": "gemma2", "gemma3_text": "gemma3",
         "deepseek_v2": "deepseek2", "mixtral": "llama", "qwen3_next": "qwen3next",
-        "mamba2": "mamba2"}
+        "mamba2": "mamba2", "qwen3_5": "qwen35"}
 NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "self_attn.qkv_proj": "attn_qkv",
@@ -26,6 +26,8 @@ NAMES = {
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
 }
 NAMES.update({
+    "linear_attn.in_proj_qkv": "attn_qkv", "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_a": "ssm_alpha", "linear_attn.in_proj_b": "ssm_beta",
     "linear_attn.in_proj_qkvz": "ssm_in", "linear_attn.in_proj_ba": "ssm_ba",
     "linear_attn.conv1d": "ssm_conv1d", "linear_attn.dt_bias": "ssm_dt.bias",
     "linear_attn.A_log": "ssm_a", "linear_attn.norm": "ssm_norm",
@@ -68,6 +70,7 @@ def tensors(model, c, apart):
     gemma = arch.startswith("gemma")
     for name, value in tree_flatten(model.parameters()):
         w = np.array(value)
+        name = name.replace("language_model.", "")
         name = rename(name, gemma)
         if "ssm_conv1d.weight" in name:
             w = w.reshape(w.shape[:2])
@@ -77,7 +80,9 @@ def tensors(model, c, apart):
             w = w[:, None]
         if arch == "mamba2" and "ssm_norm" in name:
             w = w.reshape(c["n_groups"], -1)
-        if arch == "qwen3next":
+        if arch == "qwen35":
+            w = tile(name, w, c)
+        if arch in ("qwen3next", "qwen35"):
             name = name.replace(".ffn_norm.", ".post_attention_norm.")
         if "ffn_gate_inp_shexp" in name:
             w = w.reshape(-1)
@@ -97,6 +102,22 @@ def tensors(model, c, apart):
             yield name, w
 
 
+def tile(name, w, c):
+    """Heads of values by their number in the group: the first of every group, the second ..."""
+    groups = c["linear_num_key_heads"]
+    keys = 2 * groups * c["linear_key_head_dim"]
+
+    def order(rows):
+        per = c["linear_num_value_heads"] // groups
+        return rows.reshape(groups, per, -1, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
+
+    if "attn_qkv" in name or "ssm_conv1d" in name:
+        return np.concatenate([w[:keys], order(w[keys:])])
+    if any(x in name for x in ("attn_gate", "ssm_alpha", "ssm_beta", "ssm_a", "ssm_dt")):
+        return order(w)
+    return order(w.T).T if "ssm_out" in name else w
+
+
 def apart_by_kind(name, w, c):
     """q, k, v of all groups, and the gates, as newer files have them."""
     groups, key = c["linear_num_key_heads"], c["linear_key_head_dim"]
@@ -105,6 +126,10 @@ def apart_by_kind(name, w, c):
     flat = [p.reshape(-1, w.shape[-1]) for p in parts]
     yield name.replace("ssm_in", "attn_qkv"), np.concatenate(flat[:3])
     yield name.replace("ssm_in", "attn_gate"), flat[3]
+
+
+def rotary(c):
+    return c.get("rope_parameters", c)["partial_rotary_factor"]
 
 
 def put_recurrent(out, arch, c):
@@ -125,7 +150,7 @@ def put_recurrent(out, arch, c):
                 "ssm.state_size": c["linear_key_head_dim"], "ssm.time_step_rank": heads,
                 "ssm.group_count": c["linear_num_key_heads"],
                 "full_attention_interval": c["full_attention_interval"],
-                "rope.dimension_count": int(c["head_dim"] * c["partial_rotary_factor"]),
+                "rope.dimension_count": int(c["head_dim"] * rotary(c)),
                 "expert_shared_feed_forward_length": c["shared_expert_intermediate_size"]}
     for k, v in ints.items():
         out.add_uint32("%s.%s" % (arch, k), v)
@@ -133,7 +158,7 @@ def put_recurrent(out, arch, c):
 
 def put_keys(out, c, apart):
     arch = ARCH[c["model_type"]]
-    if arch in ("mamba2", "qwen3next"):
+    if arch in ("mamba2", "qwen3next", "qwen35"):
         put_recurrent(out, arch, c)
     if arch == "mamba2":
         return
@@ -167,7 +192,7 @@ def put_keys(out, c, apart):
     ints["attention.key_length"] = key
     ints["attention.value_length"] = value
     floats = {"attention.layer_norm_rms_epsilon": c["rms_norm_eps"],
-              "rope.freq_base": c["rope_theta"],
+              "rope.freq_base": c.get("rope_parameters", c).get("rope_theta", c["rope_theta"]),
               "rope.freq_base_swa": c.get("rope_local_base_freq"),
               "attn_logit_softcapping": c.get("attn_logit_softcapping"),
               "final_logit_softcapping": c.get("final_logit_softcapping"),

@@ -152,7 +152,7 @@ QUANTISED = {"llama": (4, 64), "phi3": (8, 32), "gemma2": (4, 32), "qwen3-moe": 
 AS_GGUF = {"llama": "", "mixtral": "", "qwen2": "", "qwen3": "", "qwen3-moe": "",
            "qwen3-moe-unnormed": "", "olmoe": "", "phi3": "", "phi3-longrope": "", "gemma2": "",
            "gemma3": "", "deepseek-v2": "apart", "deepseek-v2-lite": "", "qwen3-next": "apart",
-           "qwen3-next-dense": "", "mamba2": ""}
+           "qwen3-next-dense": "", "mamba2": "", "qwen3.5": "", "qwen3.5-moe": ""}
 # As those who trained them publish them, before MLX converts.
 AS_PUBLISHED = ("qwen3-next", "qwen3.5", "gemma4", "mamba2", "granite-hybrid-dense")
 # The base of the encoding depends on the length of the call: all tokens at once, and the context

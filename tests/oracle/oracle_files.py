@@ -42,6 +42,19 @@ class LayerInfo(C.Structure):
     _fields_ += [(n, _U32) for n in ("window", "sinks", "chunk", "n_arrays")]
 
 
+class Recurrent(C.Structure):
+    _fields_ = [("struct_size", C.c_size_t), ("rule", C.c_int)]
+    _fields_ += [(n, _U32) for n in ("n_heads", "n_groups", "head_dim", "state_dim", "conv_dim",
+                                     "conv_taps")]  # fmt: skip
+    _fields_ += [("conv_dtype", C.c_int)]
+    _fields_ += [(n, _U32) for n in ("undo_tokens", "undo_interval")] + [("undo_bytes", _U64)]
+
+
+class FullSpec(C.Structure):
+    _fields_ = kvs.LayerSpec._fields_ + [("kind", C.c_int), ("donor", _U32), ("reserved", _U32)]
+    _fields_ += [("recurrent", C.POINTER(Recurrent))]
+
+
 class Form(C.Structure):
     _fields_ = [("list", _U32), ("chunk", _U32)]
 
@@ -352,7 +365,7 @@ def batch_cases(rng, ctx, folder):
 
 
 def list_cases(rng, ctx, folder):
-    path = str(pathlib.Path(folder) / "list.safetensors")
+    path, again = (str(pathlib.Path(folder) / n) for n in ("list.safetensors", "2.safetensors"))
 
     def lists():
         a, b, c = mlx_cache.KVCache(), mlx_cache.QuantizedKVCache(32, 4), mlx_cache.KVCache()
@@ -387,6 +400,35 @@ def list_cases(rng, ctx, folder):
         ours.close()
         f.close()
 
+    def recurrent():
+        r = kvs.sized(Recurrent, rule=0, n_heads=4, n_groups=2, head_dim=16, state_dim=8,
+                      conv_dim=64, conv_taps=4, conv_dtype=kvs.BF16)  # fmt: skip
+        plain = spec(2, (64, 64), kvs.Codec(0, 0, 0, kvs.BF16))
+        specs = (FullSpec * 2)(kvs.sized(FullSpec, kind=3, recurrent=C.pointer(r)),
+                               kvs.sized(FullSpec, **{n: getattr(plain, n) for n, *_ in
+                                                      kvs.LayerSpec._fields_[1:]}))
+        a, k = mlx_cache.ArraysCache(2), mlx_cache.KVCache()
+        a[0] = mx.array(rng.standard_normal((1, 3, 64), np.float32)).astype(mx.bfloat16)
+        a[1] = mx.array(rng.standard_normal((1, 4, 16, 8), np.float32))
+        k.update_and_fetch(*tensors(rng, "bf16", 1, 2, 7, (64, 64)))
+        mlx_cache.save_prompt_cache(path, [a, k])
+        handle = _P()
+        opts = kvs.sized(kvs.CacheOpts, n_layers=2, layers=C.cast(specs, C.POINTER(kvs.LayerSpec)))
+        ctx.lib.call("kvs_cache_new", ctx.handle, C.byref(opts), C.byref(handle))
+        f = File(ctx, path)
+        ctx.lib.call("kvs_prompt_cache_load", f.handle, _U32(0), handle)
+        check(ctx.lib.c.kvs_cache_length(handle, _U32(0)) == 7, "length of recurrent state")
+        save_opts = kvs.sized(SaveOpts, layout=LAYOUT)
+        ctx.lib.call("kvs_prompt_cache_save", handle, C.byref(save_opts), again.encode())
+        back = mlx_cache.load_prompt_cache(again)
+        check([type(c).__name__ for c in back] == ["ArraysCache", "KVCache"], "classes")
+        for i in (0, 1):
+            x, y = back[0][i], a[i]
+            check(x.dtype == y.dtype and x.shape == y.shape and (bits(x) == bits(y)).all(), "array")
+        check(back[0].left_padding is None and back[0].lengths is None if NEW else True, "padding")
+        ctx.lib.c.kvs_cache_free(handle)
+        f.close()
+
     def empty():
         if NEW:
             caches = [mlx_cache.KVCache(), mlx_cache.QuantizedKVCache(), mlx_cache.RotatingKVCache(8)]
@@ -405,6 +447,7 @@ def list_cases(rng, ctx, folder):
 
     case("read CacheList", lists)
     case("read ArraysCache", arrays)
+    case("ArraysCache there and back", recurrent)
     case("empty caches", empty)
 
 

@@ -192,7 +192,9 @@ static inline void tiny_recurrent(tiny_list *l, uint32_t i)
         {"ssm_in.weight", t->d_model, 2 * values + 2 * keys + (ssd ? t->s_heads : 0), !t->by_kind},
         {"attn_qkv.weight", t->d_model, values + 2 * keys, t->by_kind},
         {"attn_gate.weight", t->d_model, values, t->by_kind},
-        {"ssm_ba.weight", t->d_model, 2 * (uint64_t)t->s_heads, !ssd},
+        {"ssm_ba.weight", t->d_model, 2 * (uint64_t)t->s_heads, !ssd && tiny_is(t, "qwen3next")},
+        {"ssm_alpha.weight", t->d_model, t->s_heads, tiny_is(t, "qwen35moe")},
+        {"ssm_beta.weight", t->d_model, t->s_heads, tiny_is(t, "qwen35moe")},
         {"ssm_conv1d.weight", t->taps, values + 2 * keys, 1},
         {"ssm_conv1d.bias", values + 2 * keys, 0, ssd && t->bias},
         {"ssm_dt.bias", t->s_heads, 0, 1},
@@ -245,7 +247,7 @@ static inline void tiny_layer(tiny_list *l, uint32_t i)
     const int latent = tiny_is(t, "deepseek2");
     const int fused = tiny_is(t, "phi3");
     const int four = tiny_is(t, "gemma4");
-    const int next = tiny_is(t, "qwen3next");
+    const int next = tiny_is(t, "qwen3next") || tiny_is(t, "qwen35moe");
     const int state = t->s_heads > 0 && (t->every == 0 || (i + 1) % t->every != 0);
     const int bare = tiny_is(t, "mamba2");
     const int apart = !latent && !fused && !state;

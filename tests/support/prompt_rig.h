@@ -44,7 +44,7 @@ static void feed(kvs_cache *c, uint32_t n, uint64_t seed)
     static float rows[2][MAX_TOKENS * 4 * 128];
     for (uint32_t l = 0; l < kvs_cache_n_layers(c); l++) {
         const kvs_layer_spec *s = kvs_cache_spec(c, l);
-        if (s->kind == KVS_LAYER_BORROW) {
+        if (s->kind == KVS_LAYER_BORROW || s->kind == KVS_LAYER_RECURRENT) {
             continue;
         }
         uint32_t step = s->max_block ? s->max_block : n;

@@ -89,12 +89,12 @@ static void test_names_as_documented(void **state)
         {"affine4/f16", "affine4:64", {4, 0, 64, KVS_F16}},
         {"affine3:128/bf16", "affine3:128/bf16", {3, 0, 128, KVS_BF16}},
         {"affine8:32/f32", "affine8:32/f32", {8, 0, 32, KVS_F32}},
-        {"q4", "q4", {4, 3, 64, KVS_F16}},
-        {"q4:64", "q4", {4, 3, 64, KVS_F16}},
-        {"q4:32", "q4:32", {4, 3, 32, KVS_F16}},
-        {"q4/bf16", "q4:64/bf16", {4, 3, 64, KVS_BF16}},
-        {"r4", "r4", {4, 1, 64, KVS_F16}},
-        {"r3:32/f32", "r3:32/f32", {3, 1, 32, KVS_F32}},
+        {"q4", "q4", {4, 1, 64, KVS_F16}},
+        {"q4:64", "q4", {4, 1, 64, KVS_F16}},
+        {"q4:32", "q4:32", {4, 1, 32, KVS_F16}},
+        {"q4/bf16", "q4:64/bf16", {4, 1, 64, KVS_BF16}},
+        {"c4", "c4", {4, 3, 64, KVS_F16}},
+        {"c3:32/f32", "c3:32/f32", {3, 3, 32, KVS_F32}},
     };
     for (size_t i = 0; i < KVS_COUNT(rows); i++) {
         kvs_codec c = {0};

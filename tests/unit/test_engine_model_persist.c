@@ -18,20 +18,19 @@
 
 #define N     800
 #define TAIL  3
-#define N_CUT 5
+#define N_CUT 4
 
-static const size_t cuts[N_CUT] = {255, 257, 512, 515, 797};
+static const size_t cuts[N_CUT] = {257, 512, 515, 797};
 
 typedef struct plan {
     const char *kv;
     uint32_t window, sinks, start, kv_block, flags;
 } plan;
 static const plan plans[] = {
-    {"f16", 0, 0, 0, 0, 0},      {"q8", 0, 0, 0, 0, 0},
-    {"q4", 0, 0, 0, 0, 0},       {"affine4", 0, 0, 0, 0, 0},
-    {"q8+q4", 100, 4, 0, 0, 0},  {"q4", 0, 0, 300, 0, 0},
-    {"q8", 0, 0, 0, 48, 0},      {"f16", 0, 0, 0, 0, KVS_PLAN_FULL_WINDOW},
-    {"k8v4", 200, 20, 0, 16, 0},
+    {"f16", 0, 0, 0, 0, 0},     {"q8", 0, 0, 0, 0, 0},
+    {"q4", 0, 0, 0, 0, 0},      {"affine4", 0, 0, 0, 0, 0},
+    {"q8+q4", 100, 4, 0, 0, 0}, {"q4", 0, 0, 300, 0, 0},
+    {"q8", 0, 0, 0, 48, 0},     {"f16", 0, 0, 0, 0, KVS_PLAN_FULL_WINDOW},
 };
 
 typedef struct rig {

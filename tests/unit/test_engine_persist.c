@@ -696,6 +696,7 @@ static void test_answers(void **state)
     for (a.n_ids = 1; a.n_ids <= 3; a.n_ids++) {
         assert_int_equal(kvs_session_put_answer(r.s, &a, NULL), KVS_OK);
     }
+    a.n_ids = 3;
     rig_close(&r);
     rig_open(&r, k, dir, NULL);
     kvs_answer b = a;

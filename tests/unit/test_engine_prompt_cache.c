@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "kvstate/recurrent.h"
 #include "support/prompt_rig.h"
 
 enum { MOST = 3 };
@@ -308,6 +309,104 @@ static void test_lists_and_meta(void **state)
     }
 }
 
+/* Recurrent state stands where the layers that count say, in a list, and in a batch. */
+static void test_recurrent(void **state)
+{
+    (void)state;
+    kvs_recurrent_spec r = KVS_RECURRENT_SPEC_INIT;
+    r.n_heads = 2;
+    r.n_groups = 1;
+    r.head_dim = 8;
+    r.state_dim = 4;
+    r.conv_dim = 24;
+    r.conv_taps = 4;
+    r.conv_dtype = KVS_BF16;
+    const kvs_layer_spec specs[2] = {
+        {.struct_size = sizeof(kvs_layer_spec), .kind = KVS_LAYER_RECURRENT, .recurrent = &r},
+        SPEC(1, 32, 32, DENSE(KVS_F16))};
+    const kvs_prompt_form forms[2] = {{1, 0}, {1, 0}};
+    uint16_t conv[2][72];
+    float mat[2][64];
+    for (int layout = 0; layout < 2; layout++) {
+        kvs_prompt_save_opts o = KVS_PROMPT_SAVE_OPTS_INIT;
+        kvs_prompt_layer l = KVS_PROMPT_LAYER_INIT;
+        kvs_recurrent_planes p = KVS_RECURRENT_PLANES_INIT;
+        kvs_cache *c[2];
+        for (uint32_t i = 0; i < 2; i++) {
+            c[i] = make(ctx, specs, 2);
+            feed(c[i], 7 + i, i);
+            for (uint16_t k = 0; k < 72; k++) {
+                conv[i][k] = (uint16_t)(0x3f80 + 100 * i + k);
+                mat[i][k < 64 ? k : 0] = (float)k - 5.5f * (float)i;
+            }
+            p.conv = conv[i];
+            p.state = mat[i];
+            assert_int_equal(kvs_recurrent_import(c[i], 0, 7 + i, &p, NULL), KVS_OK);
+        }
+        const kvs_cache *more = c[1];
+        o.layout = (kvs_prompt_layout)layout;
+        o.forms = forms;
+        o.n_forms = 2;
+        o.more = &more;
+        o.n_more = 1;
+        save(c[0], &o);
+        kvs_prompt_cache *f = open_file(path);
+        assert_int_equal(kvs_prompt_cache_get_layer(f, 0, &l), KVS_OK);
+        assert_true(l.cls == KVS_PROMPT_ARRAYS && l.n_arrays == 2 && l.member == 0);
+        for (uint32_t i = 0; i < 2; i++) {
+            kvs_cache *b = make(ctx, specs, 2);
+            uint16_t conv2[72];
+            float mat2[64];
+            kvs_err err = {KVS_OK, 0, "", ""};
+            if (kvs_prompt_cache_load(f, i, b, &err) != KVS_OK) {
+                fail_msg("%s", err.msg);
+            }
+            assert_int_equal(kvs_cache_length(b, 0), 7 + i);
+            same_layer(c[i], b, 1);
+            p.conv = conv2;
+            p.state = mat2;
+            assert_int_equal(kvs_recurrent_export(b, 0, 7 + i, &p, NULL), KVS_OK);
+            assert_memory_equal(conv2, conv[i], sizeof conv2);
+            assert_memory_equal(mat2, mat[i], sizeof mat2);
+            kvs_cache_free(b);
+        }
+        kvs_layer_spec other[2] = {specs[0], specs[1]};
+        kvs_recurrent_spec wide = r;
+        kvs_err err = {KVS_OK, 0, "", ""};
+        wide.head_dim = 16;
+        other[0].recurrent = &wide;
+        kvs_cache *b = make(ctx, other, 2);
+        assert_int_equal(kvs_prompt_cache_load(f, 0, b, &err), KVS_E_UNSUPPORTED);
+        assert_non_null(strstr(err.msg, "layer 0: its arrays are not a tail of 3 x 24 and a state "
+                                        "of 2 x 16 x 4"));
+        kvs_cache_free(b);
+        kvs_prompt_cache_close(f);
+        kvs_cache_free(c[0]);
+        kvs_cache_free(c[1]);
+        /* nothing else counts: only the tokens tell where the state stands */
+        kvs_cache *one = make(ctx, specs, 1);
+        const int32_t tokens[3] = {1, 2, 3};
+        p.conv = conv[0];
+        p.state = mat[0];
+        assert_int_equal(kvs_recurrent_import(one, 0, 3, &p, NULL), KVS_OK);
+        o = (kvs_prompt_save_opts)KVS_PROMPT_SAVE_OPTS_INIT;
+        o.layout = (kvs_prompt_layout)layout;
+        for (int told = 0; told < 2; told++) {
+            b = make(ctx, specs, 1);
+            o.tokens = told ? tokens : NULL;
+            o.n_tokens = 3;
+            save(one, &o);
+            f = open_file(path);
+            kvs_status st = kvs_prompt_cache_load(f, 0, b, &err);
+            assert_int_equal(st, told ? KVS_OK : KVS_E_UNSUPPORTED);
+            assert_int_equal(kvs_cache_length(b, 0), told ? 3 : 0);
+            kvs_prompt_cache_close(f);
+            kvs_cache_free(b);
+        }
+        kvs_cache_free(one);
+    }
+}
+
 /* ---- a session */
 
 static void test_session(void **state)
@@ -418,7 +517,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round_trip), cmocka_unit_test(test_other_layouts),
         cmocka_unit_test(test_batch),      cmocka_unit_test(test_lists_and_meta),
-        cmocka_unit_test(test_session),
+        cmocka_unit_test(test_recurrent),  cmocka_unit_test(test_session),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -198,6 +198,8 @@ static void test_delta(void **state)
     t.by_kind = 1;
     t.type = KVS__W_Q8_0;
     check(&t, "f16", 2);
+    t.arch = "qwen35moe"; /* heads in another order */
+    check(&t, "f16", 3);
 }
 
 static void test_ssd(void **state)
