@@ -3,11 +3,13 @@
 #ifndef KVSTATE_ENGINE_H
 #define KVSTATE_ENGINE_H
 
+#include "kvstate/batch.h"
 #include "kvstate/kvstate.h"
 #include "kvstate/model.h"
 #include "kvstate/plan.h"
 #include "kvstate/sampler.h"
 #include "kvstate/session.h"
+#include "kvstate/speculate.h"
 #include "kvstate/template.h"
 #include "kvstate/tokenizer.h"
 
