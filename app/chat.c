@@ -375,22 +375,26 @@ int chat_encode_turn(const chat_template *t, const char *system, const char *tex
     chat_message m[2];
     size_t count = 0;
     kvs_value *rendered = NULL;
-    char *copies[2] = {system ? strdup(system) : NULL, malloc(n + 1)};
-    int rc = (system && !copies[0]) || !copies[1] ? fail(EXIT_MEMORY, "out of memory") : 0;
-    if (rc == 0) {
-        memcpy(copies[1], text, n);
-        if (system) {
-            m[count++] = (chat_message){"system", copies[0], strlen(system)};
-        }
-        m[count++] = (chat_message){"user", copies[1], n};
-        rc = chat_render(t, m, count, true, &rendered);
+    char *mine = system ? strdup(system) : NULL;
+    char *yours = malloc(n + 1);
+    int rc = 0;
+    if (!yours || (system && !mine)) {
+        free(yours);
+        free(mine);
+        return fail(EXIT_MEMORY, "out of memory");
     }
+    memcpy(yours, text, n);
+    if (mine) {
+        m[count++] = (chat_message){"system", mine, strlen(mine)};
+    }
+    m[count++] = (chat_message){"user", yours, n};
+    rc = chat_render(t, m, count, true, &rendered);
     if (rc == 0) {
         rc = chat_encode(t, rendered, 0, out);
     }
     kvs_value_free(rendered);
-    free(copies[0]);
-    free(copies[1]);
+    free(mine);
+    free(yours);
     return rc;
 }
 

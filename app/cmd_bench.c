@@ -12,11 +12,13 @@
 #include <string.h>
 
 #include "commands.h"
+#include "svg.h"
 #include "util.h"
 
-#define MAX_LIST 16
-#define MAX_ROWS 64u
-#define MAX_REPS 1000
+#define MAX_LIST   16
+#define MAX_ROWS   64u
+#define MAX_REPS   1000
+#define MAX_SERIES 6
 
 typedef struct list {
     uint32_t v[MAX_LIST];
@@ -41,6 +43,12 @@ typedef struct bench {
     const char *kv;   /* NULL: the options say */
     const char *name; /* of the plan, in the table */
     size_t n_rows;    /* printed */
+    /* answer speed by depth, for the plot; a series is a plan */
+    size_t n_series;
+    char series_name[MAX_SERIES][64];
+    size_t n_points[MAX_SERIES];
+    double depth[MAX_SERIES][MAX_LIST];
+    double speed[MAX_SERIES][MAX_LIST];
 } bench;
 
 /* ---- arguments */
@@ -266,6 +274,32 @@ static int measure_prompt(bench *b, uint32_t n)
     return 0;
 }
 
+/* Of the newest series; plans and depths beyond what a plot can show are left out. */
+static void add_point(bench *b, uint32_t depth, double speed)
+{
+    size_t i = b->n_series - 1;
+    if (b->n_series > 0 && i < MAX_SERIES && b->n_points[i] < MAX_LIST) {
+        b->depth[i][b->n_points[i]] = depth;
+        b->speed[i][b->n_points[i]] = speed;
+        b->n_points[i]++;
+    }
+}
+
+static int plot(const bench *b)
+{
+    svg_series series[MAX_SERIES];
+    size_t n = 0;
+    for (size_t i = 0; i < b->n_series && i < MAX_SERIES; i++) {
+        if (b->n_points[i] > 0) {
+            series[n++] = (svg_series){b->series_name[i], SVG_LINES,   b->n_points[i],
+                                       b->depth[i],       b->speed[i], NULL};
+        }
+    }
+    svg_plot p = {"Answer speed by depth", "tokens held", "tokens a second", false, series, n};
+    return n > 0 ? svg_write(b->s->svg, &p)
+                 : fail(EXIT_USAGE, "--svg: no answer was measured (-n, -d)");
+}
+
 /* One token for each row. */
 static kvs_status answer_step(const bench *b, uint32_t rows, const int32_t *token, kvs_err *err)
 {
@@ -311,6 +345,9 @@ static int measure_answer(bench *b, uint32_t n, uint32_t depth, uint32_t rows)
     (void)snprintf(name, sizeof name, "tg%u @ d%u%s", n, depth, many);
     double bytes = (double)b->info.step_bytes + rows * live_bytes(b, depth + n / 2);
     print_row(b, name, b->s->repetitions, rows * b->bandwidth / bytes);
+    if (rows == b->rows.v[0]) { /* one speed for each depth in the plot */
+        add_point(b, depth, b->times[b->s->repetitions / 2]);
+    }
     return 0;
 }
 
@@ -367,6 +404,10 @@ static int measure_answers(bench *b, uint32_t depth)
 
 static int measure_plan(bench *b)
 {
+    if (b->n_series < MAX_SERIES) {
+        (void)snprintf(b->series_name[b->n_series], sizeof b->series_name[0], "%s", b->name);
+        b->n_series++;
+    }
     int rc = make_session(b);
     for (size_t i = 0; rc == 0 && i < b->prompts.n; i++) {
         rc = b->prompts.v[i] > 0 ? measure_prompt(b, b->prompts.v[i]) : 0;
@@ -440,6 +481,9 @@ int cmd_bench(settings *s)
     if (rc == 0) {
         print_head(&b);
         rc = measure_plans(&b);
+    }
+    if (rc == 0 && s->svg) {
+        rc = plot(&b);
     }
     if (b.n_rows > 0 && s->output && strcmp(s->output, "json") == 0) {
         (void)puts("]");

@@ -370,7 +370,7 @@ static int dump_file(dump *d, const char *path)
 {
     blob b = {NULL, 0};
     int rc = load(path, &b);
-    if (rc != 0) {
+    if (rc != 0 || !b.p) {
         return rc;
     }
     (void)printf("%s\n", path);

@@ -173,7 +173,6 @@ static int say(chat *c, const char *text, size_t n)
         }
         i += len;
     }
-    interrupt_done();
     int rc = talk_ask(&c->talk, text, n, &t.asked);
     if (rc == 0) {
         rc = answer(c, &t);

@@ -5,7 +5,7 @@
  * everything else being dense; small divergences of several layers add up (each is quadratic in its
  * error, and the errors are independent), so a plan's is predicted by the sum. It is measured with
  * 2, 3 and 4 bits; for more it falls with the square of the step, (2^4 - 1)^2 / (2^b - 1)^2. A group
- * of 128 instead of 64 widens the step by the ratio of the expected ranges of as many normal
+ * of 128 or 32 instead of 64 changes the step by the ratio of the expected ranges of as many normal
  * numbers.
  *
  * Choice: least sum of divergence + lambda * bytes; lambda by bisection, and what is left of the
@@ -20,11 +20,11 @@
 #include "quality.h"
 #include "svg.h"
 
-enum { SIDES = 2, N_BITS = 6, N_GROUPS = 2, N_CODECS = N_BITS * N_GROUPS, N_PROBES = 3 };
+enum { SIDES = 2, N_BITS = 6, N_GROUPS = 3, N_CODECS = N_BITS * N_GROUPS, N_PROBES = 3 };
 static const uint32_t bits_of[N_BITS] = {2, 3, 4, 5, 6, 8};
-static const uint32_t group_of[N_GROUPS] = {64, 128};
+static const uint32_t group_of[N_GROUPS] = {64, 128, 32};
 /* expected range of that many standard normal numbers, relative to 64 */
-static const double range_of[N_GROUPS] = {1.0, 1.118};
+static const double range_of[N_GROUPS] = {1.0, 1.118, 0.866};
 
 #define MAX_LAYERS 512u
 

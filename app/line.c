@@ -151,6 +151,9 @@ static void open_editor(line_input *l, const settings *s, bool keep)
 static line_status edit_line(line_input *l, const char **text, size_t *n)
 {
     int count = 0;
+    /* before the prompt shows, or a Ctrl-D that follows it at once is read as an end of file that
+     * libedit never sees */
+    (void)el_set(l->el, EL_PREP_TERM, 1);
     const char *p = el_gets(l->el, &count);
     if (interrupted()) {
         el_reset(l->el);
@@ -167,7 +170,7 @@ static line_status edit_line(line_input *l, const char **text, size_t *n)
 static void remember(line_input *l, const char *text)
 {
     HistEvent ev;
-    if (l->history && text[0] && text[0] != '\n') {
+    if (l->el && l->history && text[0] && text[0] != '\n') {
         (void)history(l->history, &ev, H_ENTER, text);
     }
 }
@@ -254,6 +257,22 @@ static line_status raw_line(line_input *l, const char *prompt, const char **text
     return LINE_GOT;
 }
 
+/* Without its newline; what was typed goes to the history. */
+static line_status trimmed_line(line_input *l, const char *prompt, const char **text, size_t *n)
+{
+    line_status st = raw_line(l, prompt, text, n);
+    if (st != LINE_GOT) {
+        return st;
+    }
+#ifdef KVS_HAVE_LIBEDIT
+    remember(l, *text);
+#endif
+    if (*n > 0 && (*text)[*n - 1] == '\n') {
+        (*n)--;
+    }
+    return LINE_GOT;
+}
+
 static bool append(line_input *l, const char *text, size_t n)
 {
     if (l->cap_entry - l->n_entry <= n) {
@@ -277,53 +296,65 @@ static bool ends_in(const line_input *l, size_t from, const char *what)
     return l->n_entry - from >= len && memcmp(l->entry + l->n_entry - len, what, len) == 0;
 }
 
-line_status line_read(line_input *l, const char *prompt, const char **text, size_t *n)
+/* Three quotes again, or a line without a backslash at its end. Takes the backslash away. */
+static bool is_whole(line_input *l, size_t from, bool quoted)
 {
-    bool quoted = false;
-    l->n_entry = 0;
-    for (bool first = true;; first = false) {
-        const char *line = NULL;
-        size_t len = 0;
-        line_status st = raw_line(l, first ? prompt : "... ", &line, &len);
-        if (st == LINE_INTERRUPTED || (st == LINE_END && first)) {
-            return st;
-        }
-        bool end = st == LINE_END;
-#ifdef KVS_HAVE_LIBEDIT
-        if (!end) {
-            remember(l, line);
-        }
-#endif
-        if (!end && len > 0 && line[len - 1] == '\n') {
-            len--;
-        }
-        if (first && len >= 3 && memcmp(line, "\"\"\"", 3) == 0) {
-            quoted = true;
-            line += 3;
-            len -= 3;
-        }
-        size_t from = l->n_entry;
-        if ((!end && !append(l, line, len)) || !append(l, "", 0)) {
-            return LINE_END;
-        }
-        bool more = quoted ? !ends_in(l, from, "\"\"\"") : ends_in(l, from, "\\");
-        if (end || !more) {
-            break;
-        }
-        if (!quoted) {
-            l->n_entry--; /* the backslash */
-        }
-        if (!append(l, "\n", 1)) {
-            return LINE_END;
-        }
+    if (quoted) {
+        return ends_in(l, from, "\"\"\"");
     }
-    if (quoted && ends_in(l, 0, "\"\"\"")) {
+    if (!ends_in(l, from, "\\")) {
+        return true;
+    }
+    l->n_entry--;
+    return false;
+}
+
+/* The entry without the quotes around it, and without the newlines of quotes on lines of their
+ * own. */
+static void unquote(line_input *l, const char **text, size_t *n)
+{
+    if (ends_in(l, 0, "\"\"\"")) {
         l->n_entry -= 3;
-        l->n_entry -= (size_t)ends_in(l, 0, "\n"); /* quotes on lines of their own add none */
+        l->n_entry -= (size_t)ends_in(l, 0, "\n");
         l->entry[l->n_entry] = '\0';
     }
-    size_t skip = quoted && l->n_entry > 0 && l->entry[0] == '\n';
+    size_t skip = l->n_entry > 0 && l->entry[0] == '\n';
     *text = l->entry + skip;
     *n = l->n_entry - skip;
+}
+
+line_status line_read(line_input *l, const char *prompt, const char **text, size_t *n)
+{
+    const char *line = NULL;
+    size_t len = 0;
+    bool ok = true;
+    l->n_entry = 0;
+    line_status st = trimmed_line(l, prompt, &line, &len);
+    if (st != LINE_GOT) {
+        return st;
+    }
+    bool quoted = len >= 3 && memcmp(line, "\"\"\"", 3) == 0;
+    size_t skip = quoted ? 3 : 0;
+    ok = append(l, line + skip, len - skip);
+    for (size_t from = 0; ok && !is_whole(l, from, quoted);) {
+        st = trimmed_line(l, "... ", &line, &len);
+        if (st == LINE_INTERRUPTED) {
+            return st;
+        }
+        if (st == LINE_END) {
+            break;
+        }
+        ok = append(l, "\n", 1);
+        from = l->n_entry;
+        ok = ok && append(l, line, len);
+    }
+    if (!ok) {
+        return LINE_END;
+    }
+    *text = l->entry;
+    *n = l->n_entry;
+    if (quoted) {
+        unquote(l, text, n);
+    }
     return LINE_GOT;
 }

@@ -119,7 +119,7 @@ const option_def option_table[] = {
     {"depth", "N", "tokens held, which weighs layers with a window [1]", CMD_TUNE, OPT_U32,
      F(depth), 1, U31},
     {"out", "FILE", "write the plan, for --kv layers:FILE", CMD_TUNE, OPT_TEXT, F(out), 0, 0},
-    {"svg", "FILE", "write a plot", CMD_QUALITY, OPT_TEXT, F(svg), 0, 0},
+    {"svg", "FILE", "write a plot", CMD_QUALITY | CMD_BENCH, OPT_TEXT, F(svg), 0, 0},
 
     {"tensors", NULL, "list the tensors", CMD_INSPECT, OPT_FLAG, F(tensors), 0, 0},
 
@@ -312,6 +312,21 @@ static void make_tables(tables *t, uint32_t command)
     }
 }
 
+static int positional(settings *s, const char *command_name, int n, char **words)
+{
+    for (int i = 0; i < n; i++) {
+        if (s->n_args < s->max_args) {
+            s->args[s->n_args++] = words[i];
+        } else if (s->model || s->max_args > 0) {
+            return fail(EXIT_USAGE, "\"%s\" is one argument too many; kvstate %s --help", words[i],
+                        command_name);
+        } else {
+            s->model = words[i];
+        }
+    }
+    return 0;
+}
+
 static int from_argv(settings *s, const tables *t, const char *command_name, int argc, char **argv)
 {
     opterr = 0;
@@ -337,18 +352,7 @@ static int from_argv(settings *s, const tables *t, const char *command_name, int
             return rc;
         }
     }
-    for (int i = optind; i < argc; i++) {
-        if (s->n_args < s->max_args) {
-            s->args[s->n_args++] = argv[i];
-            continue;
-        }
-        if (s->model || s->max_args > 0) {
-            return fail(EXIT_USAGE, "\"%s\" is one argument too many; kvstate %s --help", argv[i],
-                        command_name);
-        }
-        s->model = argv[i];
-    }
-    return 0;
+    return positional(s, command_name, argc - optind, argv + optind);
 }
 
 int options_parse(settings *s, uint32_t command, const char *command_name, int argc, char **argv)

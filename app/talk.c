@@ -50,7 +50,10 @@ static int add_message(talk *t, const char *role, const char *text, size_t n)
         memcpy(copy, text, n);
     }
     copy[n] = '\0';
-    t->messages[t->n_messages++] = (chat_message){role, copy, n};
+    chat_message *m = &t->messages[t->n_messages++];
+    m->role = role;
+    m->text = copy;
+    m->n = n;
     return 0;
 }
 

@@ -2,7 +2,8 @@
 /* bench_attention: reads of a layer with 32 query heads, 8 KV heads, head dim 128.
  *
  * decode  one query at depth T: bytes of live state per second against the read bandwidth, and
- *         tokens/s against dense bf16; codecs interleaved round by round, medians
+ *         tokens/s against dense bf16, next to the ratio that this run's bandwidth and FMA peak
+ *         allow; codecs interleaved round by round, medians
  * window  512 queries at depth T: FLOP/s against the FMA peak; tokens/s against dense bf16
  * block   8 queries at T = 8k against one
  * busy    decode with one other busy thread, against undisturbed
@@ -140,6 +141,19 @@ static void close_all(kvs_cache **c)
     }
 }
 
+/* What one query can't be faster than: its bytes at the read rate, its multiply-adds at the FMA
+ * peak. Each element takes one for each query head that shares it, and one more to become a number
+ * where it is a code (scores and values alike; softmax and unpacking not counted). */
+static double least_seconds(size_t codec, uint64_t tokens, double read_rate, double peak)
+{
+    double elements = (double)tokens * 2 * HKV * DIM;
+    double bytes =
+        (double)tokens * 2 * HKV * (double)kvs_codec_row_bytes(&codecs[codec].codec, DIM);
+    double each = HQ / HKV + (codecs[codec].codec.bits > 0 ? 1 : 0);
+    double compute = peak > 0.0 ? elements * each * 2 / peak : 0.0;
+    return bytes / read_rate > compute ? bytes / read_rate : compute;
+}
+
 static void decode(uint32_t tiers_off, uint32_t threads, uint64_t tokens)
 {
     kvs_ctx *ctx = context(threads, tiers_off);
@@ -151,6 +165,7 @@ static void decode(uint32_t tiers_off, uint32_t threads, uint64_t tokens)
     open_all(ctx, tokens, c);
     time_all(c, N_CODECS, 1, s);
     double limit = bench_read_rate(threads, (size_t)128 << 20, 5);
+    double peak = bench_fma_peak(st.tiers, threads);
     for (size_t i = 0; i < N_CODECS; i++) {
         size_t row = kvs_codec_row_bytes(&codecs[i].codec, DIM);
         double bytes = (double)tokens * 2 * HKV * (double)row;
@@ -158,7 +173,8 @@ static void decode(uint32_t tiers_off, uint32_t threads, uint64_t tokens)
                        threads, (unsigned long long)(tokens >> 10), codecs[i].name);
         bench_line(what, bytes / s[i] / 1e9, "GB/s", limit / 1e9);
         (void)strncat(what, "/vs-bf16", sizeof what - strlen(what) - 1);
-        bench_line(what, s[0] / s[i], "x", 0);
+        bench_line(what, s[0] / s[i], "x",
+                   least_seconds(0, tokens, limit, peak) / least_seconds(i, tokens, limit, peak));
     }
     close_all(c);
     kvs_ctx_free(ctx);
@@ -290,10 +306,10 @@ int main(int argc, char **argv)
             continue; /* the same as i == 0 */
         }
         for (uint32_t threads = 1; threads <= 2; threads++) {
-            for (uint64_t t = 1024; wanted(argc, argv, "decode") && t <= 131072; t *= 4) {
-                t = t == 4096 ? 8192 : t;
-                if ((t <= 32768 || full) && (i < 2 || t <= 1024)) {
-                    decode(off[i], threads, t);
+            static const uint64_t depths[] = {1024, 2048, 8192, 32768, 131072};
+            for (size_t d = 0; wanted(argc, argv, "decode") && d < 5; d++) {
+                if ((depths[d] <= 32768 || full) && (i < 2 || d == 0)) {
+                    decode(off[i], threads, depths[d]);
                 }
             }
             if (wanted(argc, argv, "window") && i < 2) {

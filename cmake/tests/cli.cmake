@@ -9,6 +9,9 @@ if(KVS_ENGINE AND NOT CMAKE_CROSSCOMPILING)
   add_test(NAME cli COMMAND ${PROJECT_SOURCE_DIR}/tests/cli/cli.sh $<TARGET_FILE:kvstate_app>
     $<TARGET_FILE:tiny_model>)
   set_tests_properties(cli PROPERTIES LABELS "quick" TIMEOUT 300)
+  add_test(NAME cli_quality COMMAND sh ${PROJECT_SOURCE_DIR}/tests/cli/quality.sh
+    $<TARGET_FILE:kvstate_app> $<TARGET_FILE:tiny_model>)
+  set_tests_properties(cli_quality PROPERTIES LABELS "quick" TIMEOUT 300)
   find_package(Python3 QUIET COMPONENTS Interpreter)
   foreach(model SmolLM2-135M-Instruct.Q4_1 gemma-3-270m-q4_k_m)
     if(Python3_FOUND AND NOT KVS_SANITIZE)
@@ -17,6 +20,12 @@ if(KVS_ENGINE AND NOT CMAKE_CROSSCOMPILING)
       set_tests_properties(memory_${model} PROPERTIES LABELS model TIMEOUT 300 SKIP_RETURN_CODE 77)
     endif()
   endforeach()
+  if(Python3_FOUND AND NOT KVS_SANITIZE)
+    add_test(NAME quality_SmolLM2 COMMAND Python3::Interpreter
+      ${PROJECT_SOURCE_DIR}/tests/cli/quality_model.py $<TARGET_FILE:kvstate_app>
+      SmolLM2-135M-Instruct.Q4_1.gguf)
+    set_tests_properties(quality_SmolLM2 PROPERTIES LABELS model TIMEOUT 600 SKIP_RETURN_CODE 77)
+  endif()
   find_program(KVS_MANDOC mandoc)
   if(KVS_MANDOC)
     add_test(NAME man_page COMMAND ${KVS_MANDOC} -T lint -W style ${PROJECT_SOURCE_DIR}/app/kvstate.1)

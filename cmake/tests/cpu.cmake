@@ -4,7 +4,7 @@
 # a CPU that has them cannot show. (kcheck is left out: qemu 7.2 reads 16 bytes for the scalar operand
 # of a fused multiply-add, past the fences.)
 if(NOT CMAKE_CROSSCOMPILING AND CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64" AND NOT KVS_SANITIZE)
-  set(KVS_CPU_TESTS test_base test_cache golden_codec golden_attention wcheck)
+  set(KVS_CPU_TESTS test_base test_cache golden_codec golden_attention golden_recurrent wcheck)
   if(KVS_ENGINE)
     list(APPEND KVS_CPU_TESTS test_engine_graph)
   endif()

@@ -35,7 +35,12 @@ typedef enum kvs_layer_kind {
     KVS_LAYER_RECURRENT = 3 /* a convolution tail and a state of fixed size */
 } kvs_layer_kind;
 
-/* One layer. Head dims 16..1024, multiples of 8; K and V apart. */
+struct kvs_recurrent_spec; /* recurrent.h */
+
+/* One layer. Head dims 16..1024, multiples of 8; K and V apart. A recurrent layer has none of the
+ * fields that describe keys and values, a window or a donor: they must be 0 (codecs and dtypes are not
+ * looked at). It is read and advanced by the calls of recurrent.h; those here that deal in keys and
+ * values refuse it with KVS_E_UNSUPPORTED. */
 typedef struct kvs_layer_spec {
     size_t struct_size;
     uint32_t n_kv_heads;
@@ -62,11 +67,12 @@ typedef struct kvs_layer_spec {
      * geometry (which may be 0 here), codecs, layout and window. */
     uint32_t donor;
     uint32_t reserved; /* 0; leaves no padding for a later field to inherit */
+    const struct kvs_recurrent_spec *recurrent; /* recurrent layers, else NULL */
 } kvs_layer_spec;
 #define KVS_LAYER_SPEC_INIT                                                                        \
     {                                                                                              \
         sizeof(kvs_layer_spec), 0, 0, 0, KVS_CODEC_DENSE(KVS_F16), KVS_CODEC_DENSE(KVS_F16),       \
-            KVS_LAYOUT_GROW, 0, 0, 0, 0, KVS_F16, KVS_LAYER_ATTENTION, 0, 0                        \
+            KVS_LAYOUT_GROW, 0, 0, 0, 0, KVS_F16, KVS_LAYER_ATTENTION, 0, 0, NULL                  \
     }
 
 typedef struct kvs_pages kvs_pages;
@@ -126,7 +132,8 @@ KVS_API int64_t kvs_cache_length(const kvs_cache *cache, uint32_t layer);
  * table and the blocks it refers to, shared ones in full. */
 #define KVS_ALL_LAYERS UINT32_MAX
 KVS_API size_t kvs_cache_bytes(const kvs_cache *cache, uint32_t layer);
-/* "grow k=q4 v=q8 heads=8 dims=128/128", "grow latent=q8 dims=576/512"; length as snprintf. Layers with one signature hold the
+/* "grow k=q4 v=q8 heads=8 dims=128/128", "grow latent=q8 dims=576/512", "recurrent delta heads=32/16
+ * ..."; length as snprintf. Layers with one signature hold the
  * same bytes for the same input. */
 KVS_API size_t kvs_cache_signature(const kvs_cache *cache, uint32_t layer, char *dst, size_t n);
 
@@ -163,8 +170,9 @@ KVS_API kvs_status kvs_cache_append(kvs_cache *cache, uint32_t layer, const kvs_
 /* KVS_OK if the newest n tokens of a layer (of all layers) can be taken back exactly: every token
  * that a later query may see is still stored. KVS_NO if not; never an approximation. */
 KVS_API kvs_status kvs_cache_can_rewind(const kvs_cache *cache, uint32_t layer, uint64_t n_tokens);
-/* Takes the newest n tokens back: no bytes move; paged layers give whole unused blocks back.
- * KVS_E_RANGE: more than the length; KVS_E_STATE:
+/* Takes the newest n tokens back: no bytes move, but in a recurrent layer, which may recompute up to
+ * undo_interval - 1 tokens; paged layers give whole unused blocks back. KVS_E_RANGE: more than the
+ * length; KVS_E_STATE:
  * can_rewind says no, the message tells the most that can. With KVS_ALL_LAYERS: all or none. */
 KVS_API kvs_status kvs_cache_rewind(kvs_cache *cache, uint32_t layer, uint64_t n_tokens,
                                     kvs_err *err);
@@ -291,7 +299,7 @@ KVS_API kvs_status kvs_cache_export(const kvs_cache *cache, uint32_t layer, int6
 KVS_API kvs_status kvs_cache_import(kvs_cache *cache, uint32_t layer, int64_t at, uint64_t n,
                                     const kvs_planes *src, kvs_err *err);
 /* First position from which all up to the length are stored (sinks below it come on top), for export
- * of a ring; == length when empty, -1 for a layer out of range. */
+ * of a ring; of a recurrent layer the oldest that a rewind reaches; == length when empty, -1 for a layer out of range. */
 KVS_API int64_t kvs_cache_oldest(const kvs_cache *cache, uint32_t layer);
 
 /* Re-encodes the live tokens of one layer in other codecs (decoded values, one rounding); the old

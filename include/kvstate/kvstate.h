@@ -8,6 +8,7 @@
 #include "kvstate/codec.h"
 #include "kvstate/mask.h"
 #include "kvstate/pages.h"
+#include "kvstate/recurrent.h"
 #include "kvstate/rows.h"
 #include "kvstate/step.h"
 #include "kvstate/store.h"

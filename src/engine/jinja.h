@@ -14,7 +14,6 @@
 
 #include <setjmp.h>
 #include <stdio.h>
-#include <stdnoreturn.h>
 #include <string.h>
 
 #include "base/base.h"
@@ -40,12 +39,21 @@ typedef struct kvs__jheap {
     kvs_status status; /* of the failure */
 } kvs__jheap;
 
-void *kvs__jalloc(kvs__jheap *h, size_t bytes); /* cleared, aligned to 16 */
-void *kvs__jalloc_n(kvs__jheap *h, size_t n, size_t each);
+/* Cleared, aligned to 16; never NULL (I2). */
+#if defined(__GNUC__)
+__attribute__((returns_nonnull))
+#endif
+void *
+kvs__jalloc(kvs__jheap *h, size_t bytes);
+#if defined(__GNUC__)
+__attribute__((returns_nonnull))
+#endif
+void *
+kvs__jalloc_n(kvs__jheap *h, size_t n, size_t each);
 void kvs__jheap_free(kvs__jheap *h);
 /* Where a text that was cut off ends without half a character. */
 size_t kvs__jutf8_cut(const char *text);
-noreturn void kvs__jfail(kvs__jheap *h, kvs_status st, const char *fmt, ...) KVS_PRINTF(3, 4);
+_Noreturn void kvs__jfail(kvs__jheap *h, kvs_status st, const char *fmt, ...) KVS_PRINTF(3, 4);
 void kvs__jstep(kvs__jheap *h, size_t n); /* counts work; fails above the limit */
 void kvs__jenter(kvs__jheap *h);          /* counts nesting; fails above the limit */
 static inline void kvs__jleave(kvs__jheap *h)
@@ -421,7 +429,7 @@ bool kvs__jis_name(const kvs__jparser *p, const char *name);
 bool kvs__jskip_op(kvs__jparser *p, int op);
 bool kvs__jskip_name(kvs__jparser *p, const char *name);
 void kvs__jwant_op(kvs__jparser *p, int op);
-noreturn void kvs__junexpected(kvs__jparser *p, const char *want);
+_Noreturn void kvs__junexpected(kvs__jparser *p, const char *want);
 
 /* ---- running */
 

@@ -37,7 +37,7 @@ static kvs__val lookup(kvs__jrun *r, const kvs__jstr *name)
 
 /* ---- attributes and items */
 
-static noreturn void undefined(kvs__jrun *r, const kvs__val *v)
+static _Noreturn void undefined(kvs__jrun *r, const kvs__val *v)
 {
     kvs__jfail(r->h, KVS_E_FORMAT, "%.100s is undefined",
                v->u.missing ? v->u.missing : "a value that is used");
@@ -196,14 +196,16 @@ uint32_t kvs__jbind(kvs__jheap *h, const kvs__jargs *a, const char *names, kvs__
     return given;
 }
 
-static kvs__val loop_call(kvs__jrun *r, kvs__jloop *l, const kvs__jstr *name, const kvs__jargs *a)
+static kvs__val loop_cycle(kvs__jrun *r, const kvs__jloop *l, const kvs__jargs *a)
 {
-    if (kvs__jis(name, "cycle")) {
-        if (a->n == 0) {
-            kvs__jfail(r->h, KVS_E_FORMAT, "loop.cycle: no items");
-        }
+    if (a->n > 0) {
         return a->at[l->i % a->n];
     }
+    kvs__jfail(r->h, KVS_E_FORMAT, "loop.cycle: no items");
+}
+
+static kvs__val loop_changed(kvs__jrun *r, kvs__jloop *l, const kvs__jargs *a)
+{
     kvs__jlist *now = kvs__jlist_new(r->h, J_KIND_TUPLE);
     for (size_t i = 0; i < a->n; i++) {
         kvs__jlist_add(r->h, now, a->at[i]);
@@ -229,7 +231,9 @@ kvs__val kvs__jcall(kvs__jrun *r, kvs__val fn, const kvs__jargs *a)
         return kvs__jmacro(r, fn.u.fn, a);
     }
     if (fn.u.fn->self.type == J_LOOP) {
-        return loop_call(r, fn.u.fn->self.u.loop, fn.u.fn->name, &named);
+        kvs__jloop *loop = fn.u.fn->self.u.loop;
+        return kvs__jis(fn.u.fn->name, "cycle") ? loop_cycle(r, loop, &named)
+                                                : loop_changed(r, loop, &named);
     }
     if (fn.u.fn->self.type == J_UNDEFINED) {
         return kvs__jglobal_call(r, fn.u.fn->name->p, &named);

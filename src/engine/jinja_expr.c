@@ -90,6 +90,9 @@ static kvs__jnode *two(kvs__jparser *p, kvs__jop op, kvs__jnode *a, kvs__jnode *
 
 static void append(kvs__jnode ***tail, kvs__jnode *n)
 {
+    if (KVS_NEVER(!n)) {
+        return;
+    }
     **tail = n;
     *tail = &n->next;
 }
@@ -533,18 +536,14 @@ static int relation(kvs__jparser *p)
 static kvs__jnode *compare(kvs__jparser *p)
 {
     kvs__jnode *first = sum(p);
-    kvs__jnode *n = NULL;
-    kvs__jnode **tail = NULL;
+    kvs__jnode *operands = NULL;
+    kvs__jnode **tail = &operands;
     for (int op = relation(p); op != 0; op = relation(p)) {
-        if (!n) {
-            n = two(p, E_COMPARE, first, NULL);
-            tail = &n->b;
-        }
         kvs__jnode *operand = two(p, E_OPERAND, sum(p), NULL);
         operand->flag = op;
         append(&tail, operand);
     }
-    return n ? n : first;
+    return operands ? two(p, E_COMPARE, first, operands) : first;
 }
 
 static kvs__jnode *negation(kvs__jparser *p)

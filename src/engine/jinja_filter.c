@@ -11,7 +11,7 @@ static const kvs__jstr *text_of(kvs__jrun *r, const kvs__val *v)
     return kvs__jstring(r->h, v);
 }
 
-static noreturn void bad_arg(kvs__jrun *r, const kvs__jargs *a, const kvs__val *v)
+static _Noreturn void bad_arg(kvs__jrun *r, const kvs__jargs *a, const kvs__val *v)
 {
     kvs__jfail(r->h, KVS_E_FORMAT, "%s: %s as an argument", a->who, kvs__jtype_name(v));
 }
@@ -170,32 +170,37 @@ static kvs__val f_default(kvs__jrun *r, kvs__val v, const kvs__jargs *a)
     return use ? x[0] : v;
 }
 
+static int64_t digit_of(char c)
+{
+    return c >= '0' && c <= '9'   ? c - '0'
+           : c >= 'a' && c <= 'z' ? c - 'a' + 10
+           : c >= 'A' && c <= 'Z' ? c - 'A' + 10
+                                  : 99;
+}
+
+/* Does "0x" of this base begin at i? */
+static bool has_prefix(const kvs__jstr *s, size_t i, int64_t base)
+{
+    char c = (char)(s->n >= i + 2 && s->p[i] == '0' ? s->p[i + 1] | 0x20 : ' ');
+    return (c == 'x' && base == 16) || (c == 'o' && base == 8) || (c == 'b' && base == 2);
+}
+
 /* Python's int(text, base), as far as ASCII digits go; false: ValueError. */
 static bool parse_int(kvs__jrun *r, const kvs__jstr *s, int64_t base, int64_t *out)
 {
     const kvs__jstr *t = kvs__jstrip(r->h, s, NULL, true, true).u.s;
     size_t i = t->n > 0 && (t->p[0] == '-' || t->p[0] == '+');
     bool minus = i > 0 && t->p[0] == '-';
+    bool digit_before = has_prefix(t, i, base); /* 0x_1 is fine */
     int64_t x = 0;
-    bool digit_before = false;
-    if (t->n >= i + 2 && t->p[i] == '0') {
-        char c = (char)(t->p[i + 1] | 0x20);
-        if ((c == 'x' && base == 16) || (c == 'o' && base == 8) || (c == 'b' && base == 2)) {
-            i += 2;
-            digit_before = true; /* 0x_1 is fine */
-        }
-    }
+    i += digit_before ? 2 : 0;
     size_t first = i;
     for (; i < t->n; i++) {
-        char c = t->p[i];
-        int64_t d = c >= '0' && c <= '9'   ? c - '0'
-                    : c >= 'a' && c <= 'z' ? c - 'a' + 10
-                    : c >= 'A' && c <= 'Z' ? c - 'A' + 10
-                                           : 99;
-        if (c == '_' && digit_before && i + 1 < t->n) {
+        if (t->p[i] == '_' && digit_before && i + 1 < t->n) {
             digit_before = false;
             continue;
         }
+        int64_t d = digit_of(t->p[i]);
         if (d >= base) {
             return false;
         }

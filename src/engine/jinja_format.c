@@ -162,6 +162,28 @@ static kvs__val format_one(kvs__jheap *h, const spec *f, const kvs__val *v)
     return format_int(h, f, v);
 }
 
+/* The member that "(name)" at *i names; moves on. NULL: none is named. */
+static const kvs__val *named_value(kvs__jheap *h, const kvs__jstr *s, size_t *i,
+                                   const kvs__val *arg)
+{
+    if (*i >= s->n || s->p[*i] != '(') {
+        return NULL;
+    }
+    size_t end = *i;
+    while (end < s->n && s->p[end] != ')') {
+        end++;
+    }
+    const kvs__val *v = NULL;
+    if (arg->type == J_DICT) {
+        v = kvs__jdict_name(arg->u.d, s->p + *i + 1, end - *i - 1);
+    }
+    if (!v) {
+        kvs__jfail(h, KVS_E_FORMAT, "%%(name)s without such a member");
+    }
+    *i = end + 1;
+    return v;
+}
+
 kvs__val kvs__jpercent(kvs__jheap *h, const kvs__jstr *s, const kvs__val *arg)
 {
     kvs__jsb b = {.h = h};
@@ -177,25 +199,14 @@ kvs__val kvs__jpercent(kvs__jheap *h, const kvs__jstr *s, const kvs__val *arg)
         if (!p) {
             break;
         }
-        const kvs__val *v = NULL;
-        if (i < s->n && s->p[i] == '(') {
-            size_t end = i;
-            while (end < s->n && s->p[end] != ')') {
-                end++;
-            }
-            v = arg->type == J_DICT ? kvs__jdict_name(arg->u.d, s->p + i + 1, end - i - 1) : NULL;
-            if (!v) {
-                kvs__jfail(h, KVS_E_FORMAT, "%%(name)s without such a member");
-            }
-            i = end + 1;
-            n = 0;
-        }
+        const kvs__val *v = named_value(h, s, &i, arg);
+        n = v ? 0 : n;
         spec f = read_spec(h, s, &i);
         if (f.type == '%') {
             kvs__jsb_put(&b, "%", 1);
             continue;
         }
-        if (!v && used == n) {
+        if (!v && used >= n) {
             kvs__jfail(h, KVS_E_FORMAT, "\"%%\": not enough values for the format");
         }
         kvs__val text = format_one(h, &f, v ? v : &at[used++]);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* jinja_json.c: JSON to values and back, as Python's json module does it. */
 #include <errno.h>
-#include <locale.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -18,7 +17,7 @@ typedef struct reader {
     bool input; /* strings here came from input */
 } reader;
 
-static noreturn void bad(reader *r, const char *what)
+static _Noreturn void bad(reader *r, const char *what)
 {
     size_t line = 1;
     size_t column = 1;
@@ -53,21 +52,17 @@ static bool word(reader *r, const char *w)
 
 double kvs__jstrtod(const char *p, char **end)
 {
-    const char *point = localeconv()->decimal_point;
+    char point[16]; /* "0", what the locale puts between, "5" */
+    char copy[400];
     const char *dot = strchr(p, '.');
-    if (!dot || strcmp(point, ".") == 0) {
-        return strtod(p, end);
-    }
-    char copy[400]; /* longer ones are cut: digits beyond any meaning */
-    size_t head = (size_t)(dot - p);
-    size_t n_point = strlen(point);
+    (void)snprintf(point, sizeof point, "%.1f", 0.5);
+    size_t n_point = strlen(point) - 2;
     size_t n = strlen(p);
-    if (n + n_point >= sizeof copy) {
+    if (!dot || point[1] == '.' || n + n_point >= sizeof copy) {
         return strtod(p, end);
     }
-    memcpy(copy, p, head);
-    memcpy(copy + head, point, n_point);
-    memcpy(copy + head + n_point, dot + 1, n - head);
+    size_t head = (size_t)(dot - p);
+    (void)snprintf(copy, sizeof copy, "%.*s%.*s%s", (int)head, p, (int)n_point, point + 1, dot + 1);
     char *stop = NULL;
     double f = strtod(copy, &stop);
     size_t used = (size_t)(stop - copy);
@@ -78,46 +73,52 @@ double kvs__jstrtod(const char *p, char **end)
     return f;
 }
 
+static void skip_digits(reader *r)
+{
+    while (peek(r) >= '0' && peek(r) <= '9') {
+        r->i++;
+    }
+}
+
+/* Moves over ".5" or "e+7" where one begins here. */
+static bool skip_part(reader *r, bool exponent)
+{
+    if (exponent ? peek(r) != 'e' && peek(r) != 'E' : peek(r) != '.') {
+        return false;
+    }
+    r->i++;
+    if (exponent && (peek(r) == '-' || peek(r) == '+')) {
+        r->i++;
+    }
+    size_t from = r->i;
+    skip_digits(r);
+    if (r->i == from) {
+        bad(r, "a digit is missing");
+    }
+    return true;
+}
+
 static kvs__val read_number(reader *r)
 {
     char text[512];
     size_t from = r->i;
-    bool whole = true;
-    if (peek(r) == '-') {
-        r->i++;
-    }
+    r->i += peek(r) == '-';
     if (word(r, "Infinity")) {
         return kvs__jfloat(r->p[from] == '-' ? -1.0 / 0.0 : 1.0 / 0.0);
     }
     size_t first = r->i;
-    while (peek(r) >= '0' && peek(r) <= '9') {
-        r->i++;
-    }
+    skip_digits(r);
     if (r->i == first || (r->p[first] == '0' && r->i > first + 1)) {
         bad(r, "not a value");
     }
-    for (int part = 0; part < 2; part++) {
-        if (part == 0 ? peek(r) != '.' : peek(r) != 'e' && peek(r) != 'E') {
-            continue;
-        }
-        whole = false;
-        r->i++;
-        if (part == 1 && (peek(r) == '-' || peek(r) == '+')) {
-            r->i++;
-        }
-        if (peek(r) < '0' || peek(r) > '9') {
-            bad(r, "a digit is missing");
-        }
-        while (peek(r) >= '0' && peek(r) <= '9') {
-            r->i++;
-        }
-    }
+    bool real = skip_part(r, false);
+    real = skip_part(r, true) || real;
     if (r->i - from >= sizeof text) {
         bad(r, "a number of too many digits");
     }
     memcpy(text, r->p + from, r->i - from);
     text[r->i - from] = '\0';
-    if (!whole) {
+    if (real) {
         return kvs__jfloat(kvs__jstrtod(text, NULL));
     }
     errno = 0;
@@ -415,25 +416,26 @@ static void dump_key(kvs__jsb *b, const kvs__val *key, const kvs__jdump *o)
 
 static void dump_dict(kvs__jsb *b, const kvs__jdict *d, const kvs__jdump *o, uint32_t level)
 {
-    const kvs__jpair **order = kvs__jalloc_n(b->h, d->n + 1, sizeof *order);
+    size_t *order = kvs__jalloc_n(b->h, d->n + 1, sizeof *order);
     for (size_t i = 0; i < d->n; i++) {
         size_t k = i;
         for (; o->sort && k > 0 &&
-               kvs__jcompare(b->h, &d->at[i].key, &order[k - 1]->key, "sort_keys") < 0;
+               kvs__jcompare(b->h, &d->at[i].key, &d->at[order[k - 1]].key, "sort_keys") < 0;
              k--) {
             order[k] = order[k - 1];
         }
-        order[k] = &d->at[i];
+        order[k] = i;
     }
     kvs__jsb_put(b, "{", 1);
     for (size_t i = 0; i < d->n; i++) {
+        const kvs__jpair *pair = &d->at[order[i]];
         if (i > 0) {
             kvs__jsb_str(b, o->item_sep, 0, o->item_sep->n);
         }
         dump_break(b, o, level + 1);
-        dump_key(b, &order[i]->key, o);
+        dump_key(b, &pair->key, o);
         kvs__jsb_str(b, o->key_sep, 0, o->key_sep->n);
-        dump(b, &order[i]->value, o, level + 1);
+        dump(b, &pair->value, o, level + 1);
     }
     if (d->n > 0) {
         dump_break(b, o, level);

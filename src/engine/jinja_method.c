@@ -43,7 +43,7 @@ bool kvs__jhas_method(const kvs__val *self, const kvs__jstr *name)
 
 /* ---- arguments */
 
-static noreturn void wrong(kvs__jheap *h, const kvs__jargs *a, const kvs__val *v, const char *want)
+static _Noreturn void wrong(kvs__jheap *h, const kvs__jargs *a, const kvs__val *v, const char *want)
 {
     kvs__jfail(h, KVS_E_FORMAT, "%s: %s where %s is wanted", a->who, kvs__jtype_name(v), want);
 }
@@ -244,34 +244,38 @@ static kvs__val join(kvs__jheap *h, const kvs__jstr *s, const kvs__jargs *a)
     return kvs__jsb_done(&b);
 }
 
-static kvs__val classify(kvs__jheap *h, const kvs__jstr *s, const kvs__jargs *a)
+/* isdigit, isalpha, isalnum, isspace: of every character, and there is one. */
+static kvs__val classify(kvs__jheap *h, const kvs__jstr *s, const kvs__jstr *name)
 {
+    bool space = kvs__jis(name, "isspace");
+    unsigned good = kvs__jis(name, "isdigit")   ? J_CLASS_DIGIT
+                    : kvs__jis(name, "isalpha") ? J_CLASS_ALPHA
+                                                : J_CLASS_ALPHA | J_CLASS_DIGIT;
     bool all = s->n > 0;
-    bool any = false;
-    bool space = kvs__jis(a->who ? &(kvs__jstr){.p = a->who, .n = strlen(a->who)} : s, "isspace");
-    const char *kind = a->who + 2;
     for (size_t i = 0; i < s->n && all;) {
         uint32_t cp = kvs__jnext(s->p, &i);
-        unsigned c = kvs__jclass(cp);
         kvs__jstep(h, 1);
-        if (space) {
-            all = kvs__jspace(cp);
-        } else if (strcmp(kind, "upper") == 0 || strcmp(kind, "lower") == 0) {
-            unsigned good = kind[0] == 'u' ? J_CLASS_UPPER : J_CLASS_LOWER;
-            unsigned bad = J_CLASS_UPPER | J_CLASS_LOWER;
-            all = (c & bad) == 0 || (c & good) != 0;
-            any = any || (c & good) != 0;
-        } else if (cp >= 0x80) {
-            kvs__jfail(h, KVS_E_UNSUPPORTED, "%s of text beyond ASCII", a->who);
-        } else {
-            unsigned good = strcmp(kind, "digit") == 0   ? J_CLASS_DIGIT
-                            : strcmp(kind, "alpha") == 0 ? J_CLASS_ALPHA
-                                                         : J_CLASS_ALPHA | J_CLASS_DIGIT;
-            all = (c & good) != 0;
+        if (!space && cp >= 0x80) {
+            kvs__jfail(h, KVS_E_UNSUPPORTED, "%s of text beyond ASCII", name->p);
         }
+        all = space ? kvs__jspace(cp) : (kvs__jclass(cp) & good) != 0;
     }
-    bool by_case = strcmp(kind, "upper") == 0 || strcmp(kind, "lower") == 0;
-    return kvs__jbool(all && (any || !by_case));
+    return kvs__jbool(all);
+}
+
+/* isupper, islower: of every character that has case, and there is one. */
+static kvs__val classify_case(kvs__jheap *h, const kvs__jstr *s, unsigned good)
+{
+    bool any = false;
+    for (size_t i = 0; i < s->n;) {
+        unsigned c = kvs__jclass(kvs__jnext(s->p, &i)) & (J_CLASS_UPPER | J_CLASS_LOWER);
+        kvs__jstep(h, 1);
+        if (c != 0 && c != good) {
+            return kvs__jbool(false);
+        }
+        any = any || c == good;
+    }
+    return kvs__jbool(any);
 }
 
 static void fill(kvs__jsb *b, const kvs__jstr *with, int64_t n)
@@ -366,7 +370,10 @@ static kvs__val simple(kvs__jheap *h, const kvs__jstr *s, const kvs__jstr *name,
     if (kvs__jis(name, "capitalize")) {
         return kvs__jcapitalize(h, s);
     }
-    return classify(h, s, a);
+    if (kvs__jis(name, "isupper") || kvs__jis(name, "islower")) {
+        return classify_case(h, s, kvs__jis(name, "isupper") ? J_CLASS_UPPER : J_CLASS_LOWER);
+    }
+    return classify(h, s, name);
 }
 
 typedef enum which {

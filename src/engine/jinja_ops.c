@@ -5,7 +5,7 @@
 
 #include "engine/jinja.h"
 
-static noreturn void no_such(kvs__jheap *h, int op, const kvs__val *a, const kvs__val *b)
+static _Noreturn void no_such(kvs__jheap *h, int op, const kvs__val *a, const kvs__val *b)
 {
     static const char *const names[] = {"//", "**"};
     char one[2] = {(char)op, '\0'};
@@ -13,7 +13,7 @@ static noreturn void no_such(kvs__jheap *h, int op, const kvs__val *a, const kvs
                op >= J_FLOORDIV ? names[op - J_FLOORDIV] : one, kvs__jtype_name(b));
 }
 
-static noreturn void too_large(kvs__jheap *h)
+static _Noreturn void too_large(kvs__jheap *h)
 {
     kvs__jfail(h, KVS_E_UNSUPPORTED, "an integer beyond 64 bits");
 }
@@ -311,7 +311,7 @@ kvs__val kvs__jslice(kvs__jheap *h, kvs__val v, const kvs__val part[3])
     int64_t n = kvs__jlen(&v);
     int64_t step = 1;
     if (part[2].type != J_NONE) {
-        step = bound(h, &part[2], 1, 0, 1); /* checks the type */
+        (void)bound(h, &part[2], 1, 0, 1); /* checks the type */
         step = kvs__jnum_int(&part[2]);
     }
     if (step == 0) {

@@ -189,36 +189,27 @@ kvs__val kvs__jloop_attr(kvs__jrun *r, kvs__jloop *l, const kvs__jstr *name)
 
 /* ---- macros */
 
-static void bind_parameters(kvs__jrun *r, const kvs__jnode *m, const kvs__jargs *a)
+/* The argument given by this name, or NULL; marked in *used. */
+static const kvs__jarg *named_arg(const kvs__jargs *a, const kvs__jstr *name, uint64_t *used)
 {
-    size_t i = 0;
-    uint64_t used = 0;
-    for (const kvs__jnode *p = m->a; p; p = p->next, i++) {
-        const kvs__jarg *named = NULL;
-        for (size_t k = 0; k < a->n_named && k < 64; k++) {
-            const kvs__jstr *s = a->named[k].name;
-            if (s->n == p->val.u.s->n && memcmp(s->p, p->val.u.s->p, s->n) == 0) {
-                named = &a->named[k];
-                used |= (uint64_t)1 << k;
-            }
-        }
-        if (named && i < a->n) {
-            kvs__jfail(r->h, KVS_E_FORMAT, "macro %.60s got the argument %.60s twice",
-                       m->val.u.s->p, p->val.u.s->p);
-        }
-        if (i < a->n) {
-            kvs__jset(r, p->val.u.s, a->at[i]);
-        } else if (named) {
-            kvs__jset(r, p->val.u.s, named->value);
-        } else if (p->b) {
-            kvs__jset(r, p->val.u.s, kvs__jeval(r, p->b));
-        } else {
-            kvs__jset(r, p->val.u.s, kvs__jundef(p->val.u.s->p));
+    const kvs__jarg *found = NULL;
+    for (size_t k = 0; k < a->n_named && k < 64; k++) {
+        const kvs__jstr *s = a->named[k].name;
+        if (s->n == name->n && memcmp(s->p, name->p, s->n) == 0) {
+            found = &a->named[k];
+            *used |= (uint64_t)1 << k;
         }
     }
-    if (a->n > i && !(m->flag & J_USES_VARARGS)) {
+    return found;
+}
+
+/* What no parameter takes: an error, or varargs and kwargs where the macro looks at them. */
+static void bind_rest(kvs__jrun *r, const kvs__jnode *m, const kvs__jargs *a, size_t n,
+                      uint64_t used)
+{
+    if (a->n > n && !(m->flag & J_USES_VARARGS)) {
         kvs__jfail(r->h, KVS_E_FORMAT, "macro %.60s takes not more than %zu arguments",
-                   m->val.u.s->p, i);
+                   m->val.u.s->p, n);
     }
     kvs__jdict *rest = kvs__jdict_new(r->h);
     for (size_t k = 0; k < a->n_named; k++) {
@@ -232,7 +223,7 @@ static void bind_parameters(kvs__jrun *r, const kvs__jnode *m, const kvs__jargs 
     }
     if (m->flag & J_USES_VARARGS) {
         kvs__jlist *more = kvs__jlist_new(r->h, J_KIND_TUPLE);
-        for (; i < a->n; i++) {
+        for (size_t i = n; i < a->n; i++) {
             kvs__jlist_add(r->h, more, a->at[i]);
         }
         kvs__jset(r, kvs__jtext0(r->h, "varargs").u.s, kvs__jlistv(more));
@@ -240,6 +231,28 @@ static void bind_parameters(kvs__jrun *r, const kvs__jnode *m, const kvs__jargs 
     if (m->flag & J_USES_KWARGS) {
         kvs__jset(r, kvs__jtext0(r->h, "kwargs").u.s, kvs__jdictv(rest));
     }
+}
+
+static void bind_parameters(kvs__jrun *r, const kvs__jnode *m, const kvs__jargs *a)
+{
+    size_t i = 0;
+    uint64_t used = 0;
+    for (const kvs__jnode *p = m->a; p; p = p->next, i++) {
+        const kvs__jstr *name = p->val.u.s;
+        const kvs__jarg *named = named_arg(a, name, &used);
+        if (named && i < a->n) {
+            kvs__jfail(r->h, KVS_E_FORMAT, "macro %.60s got the argument %.60s twice",
+                       m->val.u.s->p, name->p);
+        }
+        if (i < a->n) {
+            kvs__jset(r, name, a->at[i]);
+        } else if (named) {
+            kvs__jset(r, name, named->value);
+        } else {
+            kvs__jset(r, name, p->b ? kvs__jeval(r, p->b) : kvs__jundef(name->p));
+        }
+    }
+    bind_rest(r, m, a, i, used);
 }
 
 kvs__val kvs__jmacro(kvs__jrun *r, const kvs__jfunc *fn, const kvs__jargs *a)

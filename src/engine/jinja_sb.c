@@ -22,13 +22,13 @@ static void reserve(kvs__jsb *b, size_t more)
     if (b->max > 0 && want - 1 > b->max) {
         kvs__jfail(b->h, KVS_E_LIMIT, "more than %zu bytes of text", b->max);
     }
-    if (want <= b->cap) {
+    if (b->p && want <= b->cap) {
         return;
     }
     size_t cap = b->cap > 0 && b->cap <= SIZE_MAX / 2 ? 2 * b->cap : want;
     cap = cap > want ? cap : want;
     char *p = kvs__jalloc(b->h, cap);
-    if (b->n > 0) {
+    if (b->p) {
         memcpy(p, b->p, b->n);
     }
     b->p = p;

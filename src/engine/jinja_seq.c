@@ -3,7 +3,7 @@
  * without a length, used up by the first who walks it; but worked out at once. */
 #include "engine/jinja_filter.h"
 
-static noreturn void wrong(kvs__jrun *r, const kvs__jargs *a, const kvs__val *v)
+static _Noreturn void wrong(kvs__jrun *r, const kvs__jargs *a, const kvs__val *v)
 {
     kvs__jfail(r->h, KVS_E_FORMAT, "%s of %s", a->who, kvs__jtype_name(v));
 }

@@ -456,10 +456,31 @@ bool kvs__jequal(kvs__jheap *h, const kvs__val *a, const kvs__val *b)
     return same;
 }
 
-static noreturn void no_order(kvs__jheap *h, const kvs__val *a, const kvs__val *b, const char *op)
+static _Noreturn void no_order(kvs__jheap *h, const kvs__val *a, const kvs__val *b, const char *op)
 {
     kvs__jfail(h, KVS_E_FORMAT, "%s and %s can't be compared by %s", kvs__jtype_name(a),
                kvs__jtype_name(b), op);
+}
+
+static int order_texts(kvs__jheap *h, const kvs__jstr *a, const kvs__jstr *b)
+{
+    size_t n = a->n < b->n ? a->n : b->n;
+    kvs__jstep(h, n / 64);
+    int c = memcmp(a->p, b->p, n); /* UTF-8 sorts as its code points do */
+    if (c != 0) {
+        return c < 0 ? -1 : 1;
+    }
+    return a->n < b->n ? -1 : a->n > b->n;
+}
+
+static int order_lists(kvs__jheap *h, const kvs__jlist *a, const kvs__jlist *b, const char *op)
+{
+    for (size_t i = 0; i < a->n && i < b->n; i++) {
+        if (!kvs__jequal(h, &a->at[i], &b->at[i])) {
+            return kvs__jcompare(h, &a->at[i], &b->at[i], op);
+        }
+    }
+    return a->n < b->n ? -1 : a->n > b->n;
 }
 
 /* -1, 0, 1; 2 where neither is less (NaN). */
@@ -472,27 +493,14 @@ int kvs__jcompare(kvs__jheap *h, const kvs__val *a, const kvs__val *b, const cha
         return ordered ? c : 2;
     }
     if (a->type == J_STR && b->type == J_STR) {
-        size_t n = a->u.s->n < b->u.s->n ? a->u.s->n : b->u.s->n;
-        kvs__jstep(h, n / 64);
-        int c = memcmp(a->u.s->p, b->u.s->p, n);
-        return c < 0 ? -1 : c > 0 ? 1 : a->u.s->n < b->u.s->n ? -1 : a->u.s->n > b->u.s->n;
+        return order_texts(h, a->u.s, b->u.s);
     }
     if (a->type != J_LIST || b->type != J_LIST || a->u.l->kind != b->u.l->kind ||
         a->u.l->kind > J_KIND_TUPLE) {
         no_order(h, a, b, op);
     }
     kvs__jenter(h);
-    int c = 0;
-    for (size_t i = 0; c == 0; i++) {
-        if (i == a->u.l->n || i == b->u.l->n) {
-            c = a->u.l->n < b->u.l->n ? -1 : a->u.l->n > b->u.l->n;
-            break;
-        }
-        if (!kvs__jequal(h, &a->u.l->at[i], &b->u.l->at[i])) {
-            c = kvs__jcompare(h, &a->u.l->at[i], &b->u.l->at[i], op);
-            break;
-        }
-    }
+    int c = order_lists(h, a->u.l, b->u.l, op);
     kvs__jleave(h);
     return c;
 }

@@ -122,7 +122,7 @@ static kvs_status find_optional(kvs_model *m, const char *name, size_t n, const 
 /* Room for every tensor of one row, which is what find_vector can ask for. */
 static kvs_status reserve_vectors(kvs_model *m, kvs_err *err)
 {
-    size_t n = m->net.ropes[0].n_rot; /* divisors may come from elsewhere than a file's tensor */
+    size_t n = 0;
     kvs__tensor t;
     for (size_t i = 0; kvs__source_at(&m->source, i, &t); i++) {
         if (t.n_rows == 1 && !kvs__add_size(n, t.ne[0], &n)) {
@@ -474,8 +474,9 @@ static kvs_status load_ends(kvs_model *m, kvs_err *err)
     net->n_vocab = (uint32_t)net->embed.n;
     net->output = net->embed;
     if (has_tensor(m, "output.weight")) {
-        m->info.step_bytes -= net->embed.n * net->embed.row_bytes;
-        m->info.step_bytes += net->embed.row_bytes;
+        size_t row = net->embed.row_bytes + 2 * net->embed.affine.row_bytes;
+        m->info.step_bytes -= net->embed.n * row;
+        m->info.step_bytes += row;
         st = find_matrix(m, "output.weight", net->d_model, net->n_vocab, &net->output, err);
     }
     if (st == KVS_OK) {

@@ -119,7 +119,7 @@ static void choose_layouts(kvs_plan *p, uint32_t flags)
 {
     for (uint32_t i = 0; i < p->n_layers; i++) {
         kvs_layer_spec *s = &p->layers[i];
-        if (p->kv_block > 0 && s->kind == KVS_LAYER_ATTENTION) {
+        if (p->kv_block > 0 && (s->kind == KVS_LAYER_ATTENTION || s->kind == KVS_LAYER_LATENT)) {
             make_paged(p, s, flags);
             continue;
         }

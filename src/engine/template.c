@@ -174,8 +174,10 @@ static kvs_status render_into(root *r, const kvs_template *t, const kvs_value *v
 {
     jmp_buf escape;
     r->heap.escape = &escape;
+    // cppcheck-suppress autoVariables ; not used after this function
     h->escape = &escape;
     if (setjmp(escape) != 0) {
+        h->escape = NULL;
         return h->status != KVS_OK ? h->status : r->heap.status;
     }
     kvs__jsb out = {.h = h, .max = o->max_output};
@@ -186,6 +188,7 @@ static kvs_status render_into(root *r, const kvs_template *t, const kvs_value *v
     kvs__jsb copy = {.h = &r->heap};
     kvs__jsb_str(&copy, s, 0, s->n);
     r->value = kvs__jsb_done(&copy);
+    h->escape = NULL;
     return KVS_OK;
 }
 

@@ -231,7 +231,11 @@ INLINE vi v_codes(const uint8_t *block, uint32_t bits, size_t c)
 /* after attn_simd.h */
 #include "kern/attn_direct.h"
 
+#define REC_COLS 1
+#include "kern/rec_simd.h"
+
 void kvs__kern_init_attn_avx2(kvs__kern *k)
 {
     attn_init(k);
+    rec_init(k);
 }

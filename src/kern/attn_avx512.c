@@ -281,7 +281,11 @@ INLINE vf v_values(const v_decoder *v, const uint8_t *block, uint32_t bits, size
 /* after attn_simd.h */
 #include "kern/attn_direct.h"
 
+#define REC_COLS 1
+#include "kern/rec_simd.h"
+
 void kvs__kern_init_attn_avx512(kvs__kern *k)
 {
     attn_init(k);
+    rec_init(k);
 }

@@ -37,6 +37,18 @@ typedef struct kvs__planes {
     size_t far_unit;
 } kvs__planes;
 
+/* Tokens of a recurrent scan: strides from one to the next. Delta: keys, queries, values, decay and
+ * beta; SSD: B, C, x, decay and dt. */
+typedef struct kvs__scan {
+    const float *k; /* [n][dim] */
+    const float *q; /* or NULL */
+    const float *v; /* [n][rows] */
+    const float *g; /* [n] */
+    const float *b;
+    size_t ldk, ldq, ldv, ldg;
+    float skip; /* SSD: D */
+} kvs__scan;
+
 #define KVS_KERN(name, class_, ret, args) typedef ret(*kvs__##name##_fn) args;
 #include "kern/kern.inc"
 #undef KVS_KERN

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* math.h: exp and tanh as every tier computes them; these scalar forms are the specification.
+/* math.h: exp, tanh, softplus and sigmoid as every tier computes them; these scalar forms are the specification.
  *
  * exp(x): n = rint(x * log2 e) by adding 1.5 * 2^23; r = x - n ln 2 in two fma steps (ln 2 split so
  * that n times its head is exact, Cody & Waite); polynomial of degree 7 in r (coefficients of
@@ -57,6 +57,31 @@ static inline float kvs__softcap(float s, float cap)
 {
     float e = kvs__exp(2.0f * (s / cap));
     return cap * (1.0f - 2.0f / (e + 1.0f));
+}
+
+/* log(1 + exp(x)) = max(x, 0) + log1p(e), e = exp(-|x|), log1p(e) = 2 atanh(z), z = e / (2 + e), by
+ * the Taylor series of atanh up to z^15 (z <= 1/3). */
+static inline float kvs__softplus(float x)
+{
+    if (x != x) {
+        return kvs__f32_bits(KVS__NAN_BITS);
+    }
+    float e = kvs__exp(-fabsf(x));
+    float z = e / (2.0f + e);
+    float w = z * z;
+    float p = fmaf(1.0f / 15, w, 1.0f / 13);
+    p = fmaf(p, w, 1.0f / 11);
+    p = fmaf(p, w, 1.0f / 9);
+    p = fmaf(p, w, 1.0f / 7);
+    p = fmaf(p, w, 1.0f / 5);
+    p = fmaf(p, w, 1.0f / 3);
+    float t = 2.0f * z;
+    return (x > 0.0f ? x : 0.0f) + fmaf(p * w, t, t);
+}
+
+static inline float kvs__sigmoid(float x)
+{
+    return 1.0f / (1.0f + kvs__exp(-x));
 }
 
 #endif

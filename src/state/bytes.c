@@ -33,7 +33,7 @@ kvs_status kvs_cache_spans(const kvs_cache *c, uint32_t layer, int64_t begin, in
                            kvs_span *out, uint32_t cap, uint32_t *n_spans, kvs_err *err)
 {
     kvs__layer *l = NULL;
-    kvs_status st = kvs__cache_layer(c, layer, &l, err);
+    kvs_status st = kvs__cache_kv_layer(c, layer, &l, err);
     st = st == KVS_OK ? check_range(l, begin, end, err) : st;
     if (st != KVS_OK) {
         return st;
@@ -107,7 +107,7 @@ kvs_status kvs_cache_export(const kvs_cache *c, uint32_t layer, int64_t begin, u
                             const kvs_planes *dst, kvs_err *err)
 {
     kvs__layer *l = NULL;
-    kvs_status st = kvs__cache_layer(c, layer, &l, err);
+    kvs_status st = kvs__cache_kv_layer(c, layer, &l, err);
     kvs_planes p = KVS_PLANES_INIT;
     st = st == KVS_OK ? read_planes(dst, &p, err) : st;
     if (st == KVS_OK && (n > (uint64_t)INT64_MAX / 4 || begin > INT64_MAX / 4)) {
@@ -231,7 +231,7 @@ kvs_status kvs_cache_import(kvs_cache *c, uint32_t layer, int64_t at, uint64_t n
                             const kvs_planes *src, kvs_err *err)
 {
     kvs__layer *l = NULL;
-    kvs_status st = kvs__cache_own(c, layer, "import", &l, err);
+    kvs_status st = kvs__cache_own_kv(c, layer, "import", &l, err);
     kvs_planes p = KVS_PLANES_INIT;
     st = st == KVS_OK ? read_planes(src, &p, err) : st;
     st = st == KVS_OK ? kvs__layer_import_reserve(c->ctx, l, at, n, &p, err) : st;
@@ -251,7 +251,7 @@ kvs_status kvs_cache_convert(kvs_cache *c, uint32_t layer, const kvs_codec *k, c
                              kvs_err *err)
 {
     kvs__layer *l = NULL;
-    kvs_status st = kvs__cache_own(c, layer, "convert", &l, err);
+    kvs_status st = kvs__cache_own_kv(c, layer, "convert", &l, err);
     st = st == KVS_OK ? kvs__cache_closed(c, "convert", err) : st;
     if (st != KVS_OK) {
         return st;

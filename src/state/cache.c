@@ -48,6 +48,23 @@ static kvs_status check_side(const kvs_codec *codec, uint32_t dim, const char *s
     return kvs__fail(err, st, "state", "layer %u %s: %.180s", i, side, inner.msg);
 }
 
+static kvs_status check_recurrent(const kvs_layer_spec *s, uint32_t i, kvs_err *err)
+{
+    if (s->n_kv_heads || s->k_dim || s->v_dim || s->layout != KVS_LAYOUT_GROW || s->window ||
+        s->sinks || s->max_block || s->dense_until || s->donor || s->reserved) {
+        return kvs__fail(
+            err, KVS_E_INVAL, "state",
+            "layer %u: a recurrent layer with %u KV heads, dims %u/%u, layout %d, window "
+            "%u, dense_until %u, donor %u: they must be 0",
+            i, s->n_kv_heads, s->k_dim, s->v_dim, (int)s->layout, s->window, s->dense_until,
+            s->donor);
+    }
+    kvs_recurrent_spec rec;
+    kvs__rec_plan plan;
+    kvs_status st = kvs__rec_read_spec(s->recurrent, i, &rec, err);
+    return st == KVS_OK ? kvs__rec_plan_of(&rec, i, &plan, err) : st;
+}
+
 kvs_status kvs__latent_check(const kvs_layer_spec *s, const kvs_codec *k, kvs_err *err)
 {
     if (s->n_kv_heads != 1) {
@@ -70,7 +87,14 @@ kvs_status kvs__latent_check(const kvs_layer_spec *s, const kvs_codec *k, kvs_er
 
 static kvs_status check_spec(const kvs_layer_spec *s, uint32_t i, kvs_err *err)
 {
+    if (s->kind == KVS_LAYER_RECURRENT) {
+        return check_recurrent(s, i, err);
+    }
     kvs_status st = check_layer_shape(s, i, err);
+    if (st == KVS_OK && s->recurrent) {
+        st = kvs__fail(err, KVS_E_INVAL, "state", "layer %u: recurrent is set, the kind is %d", i,
+                       (int)s->kind);
+    }
     bool latent = s->kind == KVS_LAYER_LATENT;
     bool keys = s->kind == KVS_LAYER_ATTENTION || latent;
     if (st == KVS_OK && (!keys || s->donor != 0)) {
@@ -172,6 +196,9 @@ static void layer_init(kvs__layer *l, const kvs_layer_spec *spec, const kvs_cach
     l->reserve = spec->kind == KVS_LAYER_BORROW ? 0 : reserve;
     l->ops = kvs__round_ops_of(spec->kind);
     l->round.base = -1;
+    if (spec->kind == KVS_LAYER_RECURRENT) {
+        return;
+    }
     kvs__store_init(&l->main, spec, &spec->k, &spec->v, reserve);
     if (spec->dense_until > 0) {
         kvs_codec dense = KVS_CODEC_DENSE(spec->dense_dtype);
@@ -237,8 +264,22 @@ static uint64_t planned_tokens(const kvs__store *s, uint64_t reserve, uint64_t n
     return s->layout == KVS_LAYOUT_GROW && reserve > n ? reserve : n;
 }
 
+/* The spec passed its check. */
+static size_t recurrent_planned(const kvs__layer *l, uint64_t n)
+{
+    kvs_recurrent_spec spec;
+    kvs__rec_plan plan = {0};
+    (void)kvs__rec_read_spec(l->spec.recurrent, 0, &spec, NULL);
+    (void)kvs__rec_plan_of(&spec, 0, &plan, NULL);
+    return n > 0 || l->reserve > 0 ? plan.bytes : plan.head_bytes;
+}
+
 static bool layer_planned(const kvs__layer *l, uint64_t n, size_t *bytes)
 {
+    if (l->spec.kind == KVS_LAYER_RECURRENT) {
+        *bytes = recurrent_planned(l, n);
+        return true;
+    }
     const kvs__store *s = &l->main;
     uint64_t reserve = l->reserve;
     if (l->spec.dense_until > 0 && n <= l->spec.dense_until) {
@@ -307,6 +348,13 @@ kvs_status kvs_cache_plan(const kvs_cache_opts *opts, uint64_t n_tokens, size_t 
 /* The memory that a layer holds while empty. */
 static kvs_status reserve_first(kvs_ctx *ctx, kvs__layer *l, kvs_err *err)
 {
+    if (l->spec.kind == KVS_LAYER_RECURRENT) {
+        kvs_recurrent_spec spec;
+        kvs_status st = kvs__rec_read_spec(l->spec.recurrent, 0, &spec, err);
+        st = st == KVS_OK ? kvs__rec_new(ctx, &spec, l->reserve > 0, &l->rec, err) : st;
+        l->spec.recurrent = l->rec ? &l->rec->spec : NULL;
+        return st;
+    }
     kvs__store *s = l->spec.dense_until > 0 ? &l->early : &l->main;
     if (s->layout != KVS_LAYOUT_GROW || l->reserve == 0 || s->n_segs > 0) {
         return KVS_OK;
@@ -520,6 +568,10 @@ kvs_status kvs_cache_clear(kvs_cache *c, kvs_err *err)
     }
     for (uint32_t i = 0; i < c->n_layers; i++) {
         kvs__layer *l = &c->layer[i];
+        if (l->rec) {
+            kvs__rec_clear(c->ctx, l->rec);
+            continue;
+        }
         empty_store(c->ctx, l, &l->main);
         empty_store(c->ctx, l, &l->early);
     }
@@ -544,6 +596,17 @@ kvs_status kvs__cache_layer(const kvs_cache *c, uint32_t layer, kvs__layer **out
     return KVS_OK;
 }
 
+kvs_status kvs__cache_kv_layer(const kvs_cache *c, uint32_t layer, kvs__layer **out, kvs_err *err)
+{
+    kvs_status st = kvs__cache_layer(c, layer, out, err);
+    if (st == KVS_OK && (*out)->rec) {
+        return kvs__fail(err, KVS_E_UNSUPPORTED, "state",
+                         "layer %u is recurrent: it has no keys and values; see recurrent.h",
+                         layer);
+    }
+    return st;
+}
+
 kvs_status kvs__cache_own(const kvs_cache *c, uint32_t layer, const char *what, kvs__layer **out,
                           kvs_err *err)
 {
@@ -555,6 +618,13 @@ kvs_status kvs__cache_own(const kvs_cache *c, uint32_t layer, const char *what, 
                        c->layer[layer].spec.donor);
     }
     return st;
+}
+
+kvs_status kvs__cache_own_kv(const kvs_cache *c, uint32_t layer, const char *what, kvs__layer **out,
+                             kvs_err *err)
+{
+    kvs_status st = kvs__cache_kv_layer(c, layer, out, err);
+    return st == KVS_OK ? kvs__cache_own(c, layer, what, out, err) : st;
 }
 
 uint32_t kvs_cache_n_layers(const kvs_cache *c)
@@ -576,7 +646,10 @@ int64_t kvs_cache_length(const kvs_cache *c, uint32_t layer)
 int64_t kvs_cache_oldest(const kvs_cache *c, uint32_t layer)
 {
     kvs__layer *l = NULL;
-    return kvs__cache_layer(c, layer, &l, NULL) == KVS_OK ? kvs__layer_store(l)->lo : -1;
+    if (kvs__cache_layer(c, layer, &l, NULL) != KVS_OK) {
+        return -1;
+    }
+    return l->rec ? kvs__rec_oldest(l->rec) : kvs__layer_store(l)->lo;
 }
 
 size_t kvs_cache_bytes(const kvs_cache *c, uint32_t layer)
@@ -587,7 +660,9 @@ size_t kvs_cache_bytes(const kvs_cache *c, uint32_t layer)
     size_t sum = layer == KVS_ALL_LAYERS ? head_bytes(c->n_layers) : 0;
     for (uint32_t i = 0; i < c->n_layers; i++) {
         if (layer == KVS_ALL_LAYERS || layer == i) {
-            sum += kvs__store_bytes(&c->layer[i].main) + kvs__store_bytes(&c->layer[i].early);
+            const kvs__layer *l = &c->layer[i];
+            sum += l->rec ? kvs__rec_bytes(l->rec)
+                          : kvs__store_bytes(&l->main) + kvs__store_bytes(&l->early);
         }
     }
     return sum;
@@ -602,6 +677,9 @@ size_t kvs_cache_signature(const kvs_cache *c, uint32_t layer, char *dst, size_t
         return 0;
     }
     const kvs_layer_spec *s = &c->layer[layer].spec;
+    if (c->layer[layer].rec) {
+        return kvs__rec_signature(c->layer[layer].rec, dst, n);
+    }
     char k[48];
     char v[48];
     const char *slides = s->layout == KVS_LAYOUT_RING ? "ring" : "paged";
@@ -676,7 +754,7 @@ kvs_status kvs_cache_reserve(kvs_cache *c, uint32_t layer, uint32_t n_tokens, kv
 kvs_status kvs_cache_append(kvs_cache *c, uint32_t layer, const kvs_kv *kv, kvs_err *err)
 {
     kvs__layer *l = NULL;
-    kvs_status st = kvs__cache_own(c, layer, "append", &l, err);
+    kvs_status st = kvs__cache_own_kv(c, layer, "append", &l, err);
     if (st != KVS_OK) {
         return st;
     }
@@ -755,7 +833,7 @@ kvs_status kvs_cache_rewind(kvs_cache *c, uint32_t layer, uint64_t n_tokens, kvs
 kvs_status kvs_cache_attend(kvs_cache *c, uint32_t layer, const kvs_attend *desc, kvs_err *err)
 {
     kvs__layer *l = NULL;
-    kvs_status st = kvs__cache_layer(c, layer, &l, err);
+    kvs_status st = kvs__cache_kv_layer(c, layer, &l, err);
     if (st != KVS_OK) {
         return st;
     }

@@ -21,12 +21,16 @@ const kvs__store *kvs__layer_store(const kvs__layer *l)
 
 int64_t kvs__layer_len(const kvs__layer *l)
 {
-    return kvs__layer_store(l)->len;
+    return l->rec ? l->rec->len : kvs__layer_store(l)->len;
 }
 
 bool kvs__layer_scratch(const kvs__layer *l, uint32_t n_threads, size_t *bytes)
 {
     size_t most = 0;
+    if (l->rec) {
+        *bytes = kvs__rec_scratch_bytes(&l->rec->spec, n_threads);
+        return true;
+    }
     for (int i = 0; i < (delayed(l) ? 2 : 1); i++) {
         const kvs__fmt *fmt = i ? &l->early.fmt : &l->main.fmt;
         size_t a = 0;
@@ -131,6 +135,10 @@ kvs_status kvs__layer_reserve_all(kvs_ctx *ctx, kvs__layer *l, uint64_t n, kvs_e
 
 kvs_status kvs__layer_reserve(kvs_ctx *ctx, kvs__layer *l, uint64_t n, kvs_err *err)
 {
+    if (l->rec) {
+        kvs_status st = kvs__layer_room(l, n, err);
+        return st == KVS_OK ? kvs__rec_reserve(ctx, l->rec, n, err) : st;
+    }
     uint64_t most = l->spec.max_block ? l->spec.max_block : 1;
     if (kvs__store_slides(&l->main) && n > most) {
         return kvs__fail(
@@ -197,6 +205,8 @@ kvs_status kvs__layer_committed(const kvs__layer *l, int64_t end, const char *wh
 
 void kvs__layer_drop(kvs_ctx *ctx, kvs__layer *l)
 {
+    kvs__rec_free(ctx, l->rec);
+    l->rec = NULL;
     kvs__store_drop(ctx, &l->main);
     kvs__store_drop(ctx, &l->early);
 }
@@ -206,6 +216,12 @@ kvs_status kvs__layer_fork(kvs_ctx *ctx, kvs__layer *dst, kvs__layer *src, int64
 {
     *dst = *src;
     dst->round.base = -1;
+    if (src->rec) {
+        dst->rec = NULL;
+        kvs_status made = kvs__rec_fork(ctx, src->rec, len, &dst->rec, err);
+        dst->spec.recurrent = dst->rec ? &dst->rec->spec : NULL;
+        return made;
+    }
     len = src->spec.kind == KVS_LAYER_BORROW ? 0 : len;
     /* as a rewind: below the switch only the dense copy, at it what there is */
     bool converted = !delayed(src) || (src->main.len > 0 && len >= dense_until(src));
@@ -225,6 +241,9 @@ kvs_status kvs__layer_fork(kvs_ctx *ctx, kvs__layer *dst, kvs__layer *src, int64
 
 bool kvs__layer_can_rewind(const kvs__layer *l, uint64_t n)
 {
+    if (l->rec) {
+        return kvs__rec_can_rewind(l->rec, n);
+    }
     int64_t len = kvs__layer_len(l);
     if (n > (uint64_t)len) {
         return false;
@@ -239,6 +258,10 @@ bool kvs__layer_can_rewind(const kvs__layer *l, uint64_t n)
 
 void kvs__layer_rewind(kvs_ctx *ctx, kvs__layer *l, uint64_t n)
 {
+    if (l->rec) {
+        kvs__rec_rewind(ctx, l->rec, n);
+        return;
+    }
     int64_t to = kvs__layer_len(l) - (int64_t)n;
     if (delayed(l) && to < dense_until(l)) {
         kvs__store_drop(ctx, &l->main); /* it is made anew when the length passes dense_until */

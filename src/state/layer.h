@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* layer.h: one layer of a cache: its store, the dense store of a delayed conversion, and its part
- * in a round of drafts (rounds.h).
+ * in a round of drafts (rounds.h); or, of a recurrent layer, the object of recurrent.h and no store.
  *
  * Phases of a layer with dense_until = D > 0, by its length n:
  *   n <= D               early holds all, main is empty
@@ -15,6 +15,7 @@
 #ifndef KVS_STATE_LAYER_H
 #define KVS_STATE_LAYER_H
 
+#include "state/recurrent.h"
 #include "state/store.h"
 
 /* Of one layer in an open round. */
@@ -36,6 +37,7 @@ typedef struct kvs__layer {
     uint64_t reserve;
     kvs__store main;
     kvs__store early; /* used when spec.dense_until > 0 */
+    kvs__rec *rec;    /* recurrent layers; the stores are not used then */
     struct {
         uint32_t n_segs;
         uint64_t table_cap;
@@ -64,6 +66,11 @@ static inline bool kvs__layer_open(const kvs__layer *l)
 kvs_status kvs__cache_own(const kvs_cache *c, uint32_t layer, const char *what, kvs__layer **out,
                           kvs_err *err);
 kvs_status kvs__cache_layer(const kvs_cache *c, uint32_t layer, kvs__layer **out, kvs_err *err);
+/* The same, and refuses layers that hold no keys and values. */
+kvs_status kvs__cache_kv_layer(const kvs_cache *c, uint32_t layer, kvs__layer **out, kvs_err *err);
+/* kvs__cache_own of such a layer. */
+kvs_status kvs__cache_own_kv(const kvs_cache *c, uint32_t layer, const char *what, kvs__layer **out,
+                             kvs_err *err);
 /* KVS_E_STATE while a round is open: `what` would change committed tokens. */
 kvs_status kvs__cache_closed(const kvs_cache *c, const char *what, kvs_err *err);
 /* KVS_E_STATE if tokens of [.., end) are not committed. */

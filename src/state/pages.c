@@ -221,7 +221,7 @@ static void prove(const kvs__page_chunk *chunk)
 
 bool kvs__fmt_same(const kvs__fmt *a, const kvs__fmt *b)
 {
-    bool same = a->n_heads == b->n_heads;
+    bool same = a->n_heads == b->n_heads && a->n_sides == b->n_sides;
     for (int i = 0; i < KVS__SIDES; i++) {
         const kvs__side *x = &a->side[i];
         const kvs__side *y = &b->side[i];

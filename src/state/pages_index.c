@@ -13,7 +13,7 @@ static const kvs__store *store_at(const kvs__layer *l, uint64_t n_tokens)
 
 static kvs_status paged_layer(const kvs_cache *c, uint32_t layer, kvs__layer **out, kvs_err *err)
 {
-    kvs_status st = kvs__cache_layer(c, layer, out, err);
+    kvs_status st = kvs__cache_kv_layer(c, layer, out, err);
     if (st == KVS_OK && (*out)->spec.layout != KVS_LAYOUT_PAGED) {
         st = kvs__fail(err, KVS_E_UNSUPPORTED, "state", "layer %u is not paged", layer);
     }

@@ -13,7 +13,7 @@ static kvs_status check_layer(const kvs_rows *set, uint32_t layer, kvs_err *err)
     kvs_status st = kvs__rows_check(set, err);
     kvs__layer *l = NULL;
     for (uint32_t b = 0; st == KVS_OK && b < set->n; b++) {
-        st = kvs__cache_layer(set->row[b], layer, &l, err);
+        st = kvs__cache_kv_layer(set->row[b], layer, &l, err);
     }
     return st;
 }
@@ -25,7 +25,7 @@ static const kvs__layer *layer_of(const kvs_rows *set, uint32_t b, uint32_t laye
     return l;
 }
 
-/* First position that a later query may see: the window counts the query itself. */
+/* First position of the live window: what the newest token sees. */
 static int64_t live_begin(const kvs__store *s)
 {
     int64_t begin = s->window > 0 ? s->len - (int64_t)s->window : 0;
@@ -317,7 +317,7 @@ static kvs_status reserve_row(const kvs_rows *set, const rect *r, uint32_t b, kv
     kvs__layer *l = NULL;
     const kvs_rect_row *w = &r->rows[b];
     uint64_t n = w->end - w->start;
-    kvs_status st = kvs__cache_own(set->row[b], r->layer, "import", &l, err);
+    kvs_status st = kvs__cache_own_kv(set->row[b], r->layer, "import", &l, err);
     if (st != KVS_OK || n == 0) {
         return st;
     }

@@ -58,8 +58,52 @@ static size_t kv_retained(const kvs__layer *l)
     return l->round.held ? kvs__store_bytes(&l->early) : 0;
 }
 
+/* -- recurrent layers: tokens are taken back from a snapshot, as deep as undo reaches. */
+
+static bool rec_can_begin(const kvs__layer *l, uint64_t most, bool drafts)
+{
+    (void)drafts; /* an abort takes all of them back, drafts or not */
+    return most <= l->rec->spec.undo_tokens;
+}
+
+static kvs_status rec_begin(kvs_ctx *ctx, kvs__layer *l, kvs_err *err)
+{
+    kvs_status st = kvs__rec_reserve(ctx, l->rec, l->round.most, err);
+    return st == KVS_OK ? kvs__rec_begin(l->rec, l->round.most, err) : st;
+}
+
+static void rec_undo(kvs_ctx *ctx, kvs__layer *l)
+{
+    (void)ctx;
+    (void)kvs__rec_commit(l->rec, NULL);
+}
+
+static kvs_status rec_settle(kvs_ctx *ctx, kvs__layer *l, uint64_t kept, kvs_err *err)
+{
+    if (l->rec->len == l->round.base) {
+        return kvs__rec_commit(l->rec, err);
+    }
+    return kvs__rec_rollback(ctx, l->rec, kept, err);
+}
+
+static void rec_abort(kvs_ctx *ctx, kvs__layer *l)
+{
+    (void)rec_settle(ctx, l, 0, NULL);
+}
+
+static size_t rec_retained(const kvs__layer *l)
+{
+    (void)l; /* undo is there with or without rounds */
+    return 0;
+}
+
 const kvs__round_ops *kvs__round_ops_of(kvs_layer_kind kind)
 {
+    static const kvs__round_ops rec = {rec_can_begin, rec_begin, rec_undo,
+                                       rec_settle,    rec_abort, rec_retained};
+    if (kind == KVS_LAYER_RECURRENT) {
+        return &rec;
+    }
     static const kvs__round_ops kv = {kv_can_begin, kv_begin, kv_undo,
                                       kv_settle,    kv_abort, kv_retained};
     return kind == KVS_LAYER_ATTENTION || kind == KVS_LAYER_LATENT ? &kv : NULL;

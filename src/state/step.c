@@ -8,7 +8,7 @@
 
 static kvs_status find(const kvs_cache *c, uint32_t layer, kvs__layer **out, kvs_err *err)
 {
-    kvs_status st = kvs__cache_layer(c, layer, out, err);
+    kvs_status st = kvs__cache_kv_layer(c, layer, out, err);
     if (st != KVS_OK) {
         return st;
     }
@@ -92,7 +92,7 @@ static void describe(const kvs__store *s, kvs_step *out)
 kvs_status kvs_step_plan(kvs_cache *c, uint32_t layer, kvs_step *out, kvs_err *err)
 {
     kvs__layer *l = NULL;
-    kvs_status st = kvs__cache_own(c, layer, "step", &l, err);
+    kvs_status st = kvs__cache_own_kv(c, layer, "step", &l, err);
     st = st == KVS_OK ? find(c, layer, &l, err) : st;
     if (st == KVS_OK && !out) {
         st = kvs__fail(err, KVS_E_INVAL, "state", "out is NULL");

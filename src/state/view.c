@@ -16,7 +16,7 @@ kvs_status kvs_view_new(kvs_cache *c, uint32_t layer, kvs_view **out, kvs_err *e
     }
     *out = NULL;
     kvs__layer *l = NULL;
-    kvs_status st = kvs__cache_layer(c, layer, &l, err);
+    kvs_status st = kvs__cache_kv_layer(c, layer, &l, err);
     if (st != KVS_OK) {
         return st;
     }

@@ -298,7 +298,7 @@ static void write_item(void *arg, size_t item, uint32_t thread)
     size_t ts[KVS__SIDES] = {j->kv->k_token_stride, j->kv->v_token_stride};
     size_t hs[KVS__SIDES] = {j->kv->k_head_stride, j->kv->v_head_stride};
     size_t elem = j->kv->dtype == KVS_F32 ? 4 : 2;
-    for (int side = 0; side < (int)j->dst->fmt.n_sides; side++) {
+    for (int side = 0; side < KVS__SIDES && side < (int)j->dst->fmt.n_sides; side++) {
         const kvs__shape *shape = &j->dst->fmt.side[side].shape;
         size_t dim = shape->dim;
         size_t hstride = hs[side] ? hs[side] : dim;
@@ -403,7 +403,7 @@ static void transcode_item(void *arg, size_t item, uint32_t thread)
     unsigned char *scratch = j->scratch + thread * j->thread_bytes;
     float *rows = (float *)(void *)scratch;
     unsigned char *rest = scratch + 2 * rows_bytes(&j->dst->fmt);
-    for (int side = 0; side < (int)j->dst->fmt.n_sides; side++) {
+    for (int side = 0; side < KVS__SIDES && side < (int)j->dst->fmt.n_sides; side++) {
         kvs__store_read(j->ctx, j->src, side, head, at, n, rows);
         kvs__store_put(j->ctx, j->dst, side, head, at, n, rows, rest);
     }

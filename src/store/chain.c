@@ -58,7 +58,7 @@ kvs__chain_hash kvs__chain_start(const uint8_t identity[32], const void *ns, siz
         uint64_t ns[2];
         uint64_t ns_bytes;
     } in;
-    kvs__chain_hash h;
+    kvs__chain_hash h = {{0, 0}};
     memcpy(in.identity, identity, 32);
     kvs__xxh3_128(ns_bytes > 0 ? ns : "", ns_bytes, 1, in.ns);
     in.ns_bytes = ns_bytes;
@@ -72,7 +72,7 @@ kvs__chain_hash kvs__chain_step(kvs__chain_hash h, const int32_t ids[KVS__CHAIN_
         uint64_t h[2];
         int32_t ids[KVS__CHAIN_STEP];
     } in;
-    kvs__chain_hash out;
+    kvs__chain_hash out = {{0, 0}};
     memcpy(in.h, h.h, sizeof in.h);
     memcpy(in.ids, ids, sizeof in.ids);
     kvs__xxh3_128(&in, sizeof in, 3, out.h);

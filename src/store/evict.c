@@ -11,10 +11,11 @@
 
 #include "store/kvstore.h"
 
-#define USES_MAGIC "KVSUSES1"
 #define USES_HEAD  32u
 #define USES_REC   48u
 #define USES_LIMIT (64u << 20) /* bytes of the file that are read */
+
+static const char uses_magic[8] = {'K', 'V', 'S', 'U', 'S', 'E', 'S', '1'};
 
 /* ---- forgetting */
 
@@ -230,17 +231,18 @@ static kvs_status pick(kvs_store *s, uint32_t part, uint32_t *seg, move **moves,
         st = excess(s, need) > 0
                  ? kvs__fail(err, KVS_E_LIMIT, "store", "no room to rewrite a segment")
                  : KVS_OK;
-        *moves = st == KVS_OK ? kvs__calloc(s->ctx, *n, sizeof **moves) : NULL;
-        if (st == KVS_OK && !*moves) {
-            st = kvs__nomem(err, "store", *n * sizeof **moves);
+        move *m = st == KVS_OK ? kvs__calloc(s->ctx, *n, sizeof *m) : NULL;
+        if (st == KVS_OK && !m) {
+            st = kvs__nomem(err, "store", *n * sizeof *m);
         }
         size_t i = 0;
-        for (uint32_t b = g->head; b != KVS__NONE && st == KVS_OK; b = s->blocks[b].next) {
+        for (uint32_t b = g->head; b != KVS__NONE && m; b = s->blocks[b].next) {
             if (s->blocks[b].refs > 0) {
-                (*moves)[i].block = b;
-                (*moves)[i++].facts = s->blocks[b];
+                m[i].block = b;
+                m[i++].facts = s->blocks[b];
             }
         }
+        *moves = m;
         if (st == KVS_OK) {
             st = kvs__segs_reserve(s, 1, err);
         }
@@ -458,7 +460,7 @@ kvs_status kvs__uses_write(kvs_store *s)
     }
     uint32_t touches = s->touches;
     (void)pthread_mutex_unlock(&s->lock);
-    memcpy(p, USES_MAGIC, 8);
+    memcpy(p, uses_magic, sizeof uses_magic);
     kvs__put64(p + 8, n);
     kvs__put64(p + 24, kvs__xxh3(p + USES_HEAD, cap - USES_HEAD));
     int e = kvs__publish(s->v, s->dir, "uses", p, cap, false);
@@ -479,8 +481,8 @@ void kvs__uses_read(kvs_store *s)
         return;
     }
     uint64_t n = bytes >= USES_HEAD ? kvs__le64(p + 8) : 0;
-    if (bytes >= USES_HEAD && memcmp(p, USES_MAGIC, 8) == 0 && n <= bytes / USES_REC &&
-        bytes == USES_HEAD + n * USES_REC &&
+    if (bytes >= USES_HEAD && memcmp(p, uses_magic, sizeof uses_magic) == 0 &&
+        n <= bytes / USES_REC && bytes == USES_HEAD + n * USES_REC &&
         kvs__le64(p + 24) == kvs__xxh3(p + USES_HEAD, bytes - USES_HEAD)) {
         for (uint64_t i = 0; i < n; i++) {
             const uint8_t *r = p + USES_HEAD + i * USES_REC;

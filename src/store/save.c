@@ -2,8 +2,8 @@
 /* save.c: makes an entry durable: hash, write what is not there yet, flush, publish the entry file.
  *
  * A save works in windows of some MiB: the blocks of a window are hashed by several threads, looked
- * up, room is made for those that are missing, and they go to the open segment, whose early
- * write-back runs while the next window is hashed. Segments are flushed and renamed when all blocks
+ * up, room is made for those that are missing, and they go to the open segment while the next window
+ * is hashed; early write-back keeps the disk busy meanwhile. Segments are flushed and renamed when all blocks
  * are out; only then the entry's file is published (I1). Whatever fails undoes what the save did:
  * references, blocks, temporaries; an entry of the same key stays as it was.
  *
@@ -164,14 +164,6 @@ static void list_chunks(save *w)
     }
 }
 
-static void hash_one(void *arg, size_t i, uint32_t thread)
-{
-    chunk *c = (chunk *)arg + i;
-    (void)thread;
-    kvs__sha256_of(c->data, c->bytes, c->sha);
-    c->xxh = kvs__xxh3(c->data, c->bytes);
-}
-
 /* Takes a reference for each chunk of the window; counts the bytes that must be written. */
 static kvs_status look_up(save *w, uint32_t from, uint32_t to, uint64_t *missing, kvs_err *err)
 {
@@ -202,7 +194,9 @@ static kvs_status segment(save *w, kvs__seg_out **out, kvs_err *err)
     kvs__seg_out *last = w->n_segs > 0 ? &w->segs[w->n_segs - 1] : NULL;
     kvs_status st = KVS_OK;
     if (!last || last->at >= KVS__SEG_TARGET) {
-        KVS_ASSERT(w->n_segs < w->segs_cap);
+        if (KVS_NEVER(!w->segs || w->n_segs >= w->segs_cap)) {
+            return kvs__fail(err, KVS_E_INTERNAL, "store", "more segments than were planned");
+        }
         last = &w->segs[w->n_segs];
         st = kvs__seg_begin(w->s, last, err);
         w->n_segs += st == KVS_OK;
@@ -231,28 +225,52 @@ static kvs_status write_window(save *w, uint32_t from, uint32_t to, kvs_err *err
     return st;
 }
 
+/* Writing one window and hashing the next: item 0 writes, the others hash a chunk each. */
+typedef struct stage {
+    save *w;
+    uint32_t write_from;
+    uint32_t hash_from; /* where the written window ends */
+    kvs_status status;
+    kvs_err err;
+} stage;
+
+static void stage_item(void *arg, size_t i, uint32_t thread)
+{
+    stage *g = arg;
+    (void)thread;
+    if (i == 0) {
+        g->status = write_window(g->w, g->write_from, g->hash_from, &g->err);
+        return;
+    }
+    chunk *c = &g->w->chunks[g->hash_from + i - 1];
+    kvs__sha256_of(c->data, c->bytes, c->sha);
+    c->xxh = kvs__xxh3(c->data, c->bytes);
+}
+
 static kvs_status save_blocks(save *w, kvs_err *err)
 {
     uint64_t reserved = w->it->head.file_bytes + KVS__SEG_HEAD;
-    kvs_status st = KVS_OK;
-    for (uint32_t from = 0; from < w->n && st == KVS_OK;) {
-        uint32_t to = from;
+    kvs_status st = w->n > 0 ? KVS_OK : kvs__make_room(w->s, reserved, err);
+    stage g = {.w = w};
+    while (g.write_from < w->n && st == KVS_OK) {
+        uint32_t to = g.hash_from;
         for (uint64_t bytes = 0; to < w->n && bytes < WINDOW; to++) {
             bytes += w->chunks[to].bytes;
         }
-        kvs__parallel(w->s, to - from, hash_one, w->chunks + from);
-        st = look_up(w, from, to, &reserved, err);
+        kvs__parallel(w->s, 1 + (size_t)(to - g.hash_from), stage_item, &g);
+        st = g.status;
+        if (st != KVS_OK && err) {
+            *err = g.err;
+        }
+        if (st == KVS_OK) {
+            st = look_up(w, g.hash_from, to, &reserved, err);
+        }
         if (st == KVS_OK) {
             /* what this save has written so far is in no table yet, so all of it is asked for */
             st = kvs__make_room(w->s, reserved + w->n_segs * KVS__SEG_HEAD, err);
         }
-        if (st == KVS_OK) {
-            st = write_window(w, from, to, err);
-        }
-        from = to;
-    }
-    if (st == KVS_OK && w->n == 0) {
-        st = kvs__make_room(w->s, reserved, err);
+        g.write_from = g.hash_from;
+        g.hash_from = to;
     }
     return st;
 }

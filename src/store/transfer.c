@@ -9,9 +9,10 @@
 
 #include "store/kvstore.h"
 
-#define EXPORT_MAGIC "KVSEXPRT"
-#define EXPORT_HEAD  96u
-#define ENTRY_LIMIT  ((uint64_t)3 << 30)
+#define EXPORT_HEAD 96u
+#define ENTRY_LIMIT ((uint64_t)3 << 30)
+
+static const char export_magic[8] = {'K', 'V', 'S', 'E', 'X', 'P', 'R', 'T'};
 
 /* ---- verify */
 
@@ -28,7 +29,7 @@ static kvs_status check_block(verify *v, kvs_entry id, uint32_t block, size_t pa
                               size_t bytes, kvs_err *err)
 {
     kvs_store_buf b = {part, at, bytes, v->buf};
-    if (block < v->n_seen && v->seen[block] == 1) {
+    if (v->seen && block < v->n_seen && v->seen[block] == 1) {
         return KVS_OK;
     }
     if (v->buf_bytes < bytes) {
@@ -41,7 +42,8 @@ static kvs_status check_block(verify *v, kvs_entry id, uint32_t block, size_t pa
         b.dst = v->buf;
     }
     kvs_status st = kvs__get_locked_out(v->s, id, &b, 1, true, err);
-    if (block < v->n_seen && (st == KVS_OK || st == KVS_E_FORMAT) && v->seen[block] == 0) {
+    if (v->seen && block < v->n_seen && (st == KVS_OK || st == KVS_E_FORMAT) &&
+        v->seen[block] == 0) {
         v->seen[block] = st == KVS_OK ? 1 : 2;
         v->r.blocks++;
         v->r.bytes += bytes;
@@ -193,7 +195,7 @@ static kvs_status write_export(exporter *x, kvs_err *err)
     st = st == KVS_OK ? write_at(x, x->file, entry_bytes, EXPORT_HEAD, err) : st;
     uint8_t front[EXPORT_HEAD];
     memset(front, 0, sizeof front);
-    memcpy(front, EXPORT_MAGIC, 8);
+    memcpy(front, export_magic, sizeof export_magic);
     kvs__put32(front + 8, KVS_FORMAT_CURRENT);
     kvs__put32(front + 12, EXPORT_HEAD);
     kvs__put64(front + 16, base + (x->n_blocks > 0 ? h.file_bytes : 0));
@@ -312,7 +314,7 @@ static kvs_status read_front(importer *m, kvs_err *err)
         return st;
     }
     kvs__sha256_of(front, 64, sha);
-    if (memcmp(front, EXPORT_MAGIC, 8) != 0 || memcmp(sha, front + 64, 32) != 0) {
+    if (memcmp(front, export_magic, sizeof export_magic) != 0 || memcmp(sha, front + 64, 32) != 0) {
         return damaged(err, "the header does not verify");
     }
     if (kvs__le32(front + 8) < KVS_FORMAT_MIN || kvs__le32(front + 8) > KVS_FORMAT_CURRENT) {

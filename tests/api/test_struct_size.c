@@ -59,7 +59,8 @@ static const kvs_layer_spec spec = {sizeof(kvs_layer_spec),
                                     KVS_F32,
                                     KVS_LAYER_ATTENTION,
                                     0,
-                                    0};
+                                    0,
+                                    NULL};
 static const kvs_cache_opts cache_opts = {sizeof(kvs_cache_opts), 1, &spec, 0, NULL, 0, 0};
 static const kvs_kv kv = {sizeof(kvs_kv), 2, KVS_F32, numbers, numbers, 0, 0, 0, 0};
 static const kvs_attend attend = {sizeof(kvs_attend),
@@ -127,6 +128,52 @@ static kvs_status read_planes(const void *dst, kvs_err *err)
     return kvs_cache_export(the_cache, 0, 0, 2, dst, err);
 }
 
+/* ---- a recurrent layer of one head */
+
+static kvs_cache *the_recurrent;
+static const kvs_recurrent_spec rec_spec = {
+    sizeof(kvs_recurrent_spec), KVS_RECURRENT_GATED_DELTA, 1, 1, 4, 4, 12, 2, KVS_F32, 0, 0, 0};
+static kvs_recurrent_conv_desc conv_desc = KVS_RECURRENT_CONV_DESC_INIT;
+static kvs_recurrent_step rec_step = KVS_RECURRENT_STEP_INIT;
+static kvs_recurrent_planes rec_planes = KVS_RECURRENT_PLANES_INIT;
+
+static kvs_status new_recurrent(const void *rec, kvs_cache **out, kvs_err *err)
+{
+    kvs_layer_spec l = KVS_LAYER_SPEC_INIT;
+    kvs_cache_opts o = cache_opts;
+    l.kind = KVS_LAYER_RECURRENT;
+    l.recurrent = rec;
+    o.layers = &l;
+    return kvs_cache_new(the_ctx, &o, out, err);
+}
+
+static kvs_status read_rec_spec(const void *rec, kvs_err *err)
+{
+    kvs_cache *cache = NULL;
+    kvs_status st = new_recurrent(rec, &cache, err);
+    kvs_cache_free(cache);
+    return st;
+}
+
+static kvs_status read_conv_desc(const void *desc, kvs_err *err)
+{
+    return kvs_recurrent_conv(the_recurrent, 0, desc, err);
+}
+
+static kvs_status read_rec_step(const void *step, kvs_err *err)
+{
+    int64_t before = kvs_cache_length(the_recurrent, 0);
+    kvs_status st = kvs_recurrent_advance(the_recurrent, 0, step, err);
+    assert_int_equal(kvs_cache_length(the_recurrent, 0), before + (st == KVS_OK ? 1 : 0));
+    return st;
+}
+
+static kvs_status read_rec_planes(const void *dst, kvs_err *err)
+{
+    int64_t at = kvs_cache_length(the_recurrent, 0);
+    return kvs_recurrent_export(the_recurrent, 0, at, dst, err);
+}
+
 /* ---- a set of one row, and a rectangle of its two tokens */
 
 static kvs_rows *the_rows;
@@ -156,7 +203,15 @@ static int setup_rows(void)
 static int setup(void **state)
 {
     (void)state;
-    return kvs_ctx_new(NULL, &the_ctx, NULL) ||
+    conv_desc.n_tokens = 1;
+    conv_desc.x = numbers[0];
+    conv_desc.weight = numbers[0];
+    conv_desc.out = result[0];
+    rec_step.n_tokens = 1;
+    rec_step.conv_x = numbers[0];
+    rec_step.k = rec_step.v = rec_step.a = rec_step.b = rec_step.decay = numbers[0];
+    rec_planes.conv = result[0];
+    return kvs_ctx_new(NULL, &the_ctx, NULL) || new_recurrent(&rec_spec, &the_recurrent, NULL) ||
            kvs_cache_new(the_ctx, &cache_opts, &the_cache, NULL) ||
            kvs_cache_append(the_cache, 0, &kv, NULL) || setup_rows();
 }
@@ -166,6 +221,7 @@ static int teardown(void **state)
     (void)state;
     kvs_rows_free(the_rows);
     kvs_cache_free(the_cache);
+    kvs_cache_free(the_recurrent);
     kvs_ctx_free(the_ctx);
     return 0;
 }
@@ -205,6 +261,14 @@ static const struct {
     {"kvs_pages_opts", &pages_opts, sizeof pages_opts, offsetof(kvs_pages_opts, chunk_bytes),
      read_pages_opts},
     {"kvs_planes", &planes, sizeof planes, offsetof(kvs_planes, v), read_planes},
+    {"kvs_recurrent_spec", &rec_spec, sizeof rec_spec, offsetof(kvs_recurrent_spec, undo_tokens),
+     read_rec_spec},
+    {"kvs_recurrent_conv_desc", &conv_desc, sizeof conv_desc,
+     offsetof(kvs_recurrent_conv_desc, out_stride), read_conv_desc},
+    {"kvs_recurrent_step", &rec_step, sizeof rec_step, offsetof(kvs_recurrent_step, dt_bias),
+     read_rec_step},
+    {"kvs_recurrent_planes", &rec_planes, sizeof rec_planes, offsetof(kvs_recurrent_planes, state),
+     read_rec_planes},
     {"kvs_rect", &rect, sizeof rect, sizeof rect, read_rect},
     {"kvs_txn_opts", &txn_opts, sizeof txn_opts, sizeof(size_t), read_txn_opts},
 };
@@ -284,6 +348,11 @@ static kvs_status write_view_info(void *out)
     return st;
 }
 
+static kvs_status write_rec_stats(void *out)
+{
+    return kvs_recurrent_get_stats(the_recurrent, 0, out);
+}
+
 static kvs_pages *the_pages;
 static kvs_cache *paged_cache;
 
@@ -333,7 +402,7 @@ static const struct {
     {sizeof(kvs_mask_shape), write_mask_shape},   {sizeof(kvs_mask_shape), write_mask_plan},
     {sizeof(kvs_view_info), write_view_info},     {sizeof(kvs_pages_stats), write_pages_stats},
     {sizeof(kvs_pages_class), write_pages_class}, {sizeof(kvs_txn_stats), write_txn_stats},
-    {sizeof(kvs_mask_desc), write_rect_mask},
+    {sizeof(kvs_mask_desc), write_rect_mask},     {sizeof(kvs_recurrent_stats), write_rec_stats},
 };
 
 static void test_results(void **state)

@@ -57,7 +57,7 @@ class Terminal:
                     pass
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
-        raise AssertionError("the program did not end")
+        raise AssertionError("the program did not end after %r" % self.seen[-400:])
 
 
 def check(what, good, detail=""):

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* tiny_model.c: writes a model for the tests of the program: tiny_model ARCH FILE. With a third
- * argument it is a minimal one, a seed for tests/fuzz/fuzz_model.c, with all optional tensors. */
+ * argument "wide" its heads have 64 elements, which every codec can hold; with another it is a
+ * minimal one, a seed for tests/fuzz/fuzz_model.c, with all optional tensors. */
+#include <string.h>
+
 #include "support/model_build.h"
 
 /* What other architectures have beside that, as small as it gets. */
@@ -35,7 +38,9 @@ int main(int argc, char **argv)
     t.arch = argv[1];
     t.chat = 1;
     t.n_vocab = TINY_CHAT_VOCAB;
-    if (argc > 3) {
+    if (argc > 3 && strcmp(argv[3], "wide") == 0) {
+        t.dim = 64;
+    } else if (argc > 3) {
         t.chat = 0;
         t.n_vocab = 7;
         t.n_layers = 1;

@@ -71,6 +71,9 @@ static void arm(world *w)
 
 static void disarm(world *w)
 {
+    if (w->mode == THREADS) {
+        return;
+    }
     w->fs->fail_at = -1;
     atomic_store(&w->heap.fail_at, -1);
 }
@@ -317,6 +320,8 @@ static int run_program(mode m, uint64_t seed)
             two[t].seed += t;
             two[t].first = t;
             two[t].stride = 2;
+        }
+        for (uint32_t t = 0; t < 2; t++) {
             (void)pthread_create(&id[t], NULL, run_steps, &two[t]);
         }
         for (uint32_t t = 0; t < 2; t++) {

@@ -11,15 +11,6 @@
 #include "base/base.h"
 #include "diff/rowops_rig.h"
 
-static uint32_t byte(run *r)
-{
-    if (r->n == 0) {
-        return 0;
-    }
-    r->n--;
-    return *r->p++;
-}
-
 static uint32_t pick(run *r, uint32_t n)
 {
     return byte(r) % n;
@@ -692,14 +683,14 @@ static int one_op(run *r)
                            : op_abort(r, s);
     }
     static int (*const ops[])(run *, set *) = {
-        op_append, op_append, op_append, op_append, op_append, op_add,    op_add,
-        op_begin,  op_begin,  op_begin,  op_begin,  op_begin,  op_read,   op_read,
-        op_read,   op_filter, op_fork,   op_fork,   op_fork,   op_rewind, op_rewind,
-        op_cancel, op_view,   op_view,   op_replay, op_clear,  op_resolve};
-    if (kind < 54) {
+        op_append, op_append, op_append,  op_append, op_append, op_add,    op_add,  op_begin,
+        op_begin,  op_begin,  op_begin,   op_begin,  op_read,   op_read,   op_read, op_filter,
+        op_fork,   op_fork,   op_fork,    op_rewind, op_rewind, op_cancel, op_view, op_view,
+        op_replay, op_clear,  op_resolve, op_rect,   op_rect};
+    if (kind < 58) {
         return ops[kind / 2](r, s);
     }
-    return kind < 59 ? op_extend(r, s, other) : op_extract(r, s, other);
+    return kind < 61 ? op_extend(r, s, other) : op_extract(r, s, other);
 }
 
 static bool start(run *r, uint32_t tiers_off)

@@ -8,6 +8,15 @@
 #include "base/base.h"
 #include "base/half.h"
 
+uint32_t byte(run *r)
+{
+    if (r->n == 0) {
+        return 0;
+    }
+    r->n--;
+    return *r->p++;
+}
+
 int report(const run *r, const char *what, const char *detail)
 {
     (void)fprintf(stderr, "op %llu: %s: %s\n", (unsigned long long)r->op, what, detail);

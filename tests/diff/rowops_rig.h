@@ -66,6 +66,10 @@ typedef struct run {
         }                                                                                          \
     } while (0)
 
+/* The next byte of the program, 0 past its end. */
+uint32_t byte(run *r);
+/* Tokens of all rows as one rectangle (rowops_rect.c). */
+int op_rect(run *r, set *s);
 /* Prints; 1. */
 int report(const run *r, const char *what, const char *detail);
 /* Keys and values of n tokens for a layer, in r->k and r->v. */

@@ -18,7 +18,7 @@
 #include "base/base.h"
 #include "kcheck.h"
 
-enum { SLOTS = 4, SLOT_BYTES = 256 * 1024, BATCHES = 41, COPY_BYTES = 8192 };
+enum { SLOTS = 6, SLOT_BYTES = 256 * 1024, BATCHES = 41, COPY_BYTES = 8192 };
 
 static _Alignas(64) uint8_t slots[SLOTS][SLOT_BYTES];
 

@@ -103,6 +103,10 @@ SPECIAL = [
     ("llama with biases", dict(LLAMA, attention_bias=True), dict(dtype="bf16")),
     ("llama linear scaling, narrow heads",
      dict(LLAMA, head_dim=32, rope_scaling={"type": "linear", "factor": 2.5}), {}),
+    ("gemma3 with a text_config", dict(model_type="gemma3", vocab_size=160, text_config=dict(
+        GEMMA3, rope_scaling={"rope_type": "linear", "factor": 8.0})), dict(dtype="bf16")),
+    ("gemma3 with a text_config in 4 bits", dict(model_type="gemma3", vocab_size=160,
+                                                 text_config=GEMMA3), dict(bits=4)),
     ("llama of one group a row", dict(LLAMA, hidden_size=64, intermediate_size=64, head_dim=64),
      dict(bits=4, group=64)),
 ]

@@ -48,7 +48,7 @@ from oracle_token import (
 from token_strings import OLD, Maker
 
 MARK = "\u2581"
-FEW = 500
+FEW = 400
 
 
 def package_file(package, *path):
@@ -131,7 +131,7 @@ class Family:
         # Byte tokens in random order are ill-formed text, which the libraries repair differently.
         known = [i for t, i in tok.get_vocab(True).items() if not t.startswith("<0x")]
         r = self.maker.r
-        ids = ids[-3000:] + [
+        ids = ids[-1500:] + [
             [r.choice(known) for _ in range(r.randint(1, 20))] for _ in range(min(1000, len(ids)))
         ]
         bad = 0

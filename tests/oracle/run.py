@@ -2,6 +2,7 @@
 """Makes the environment that the live oracle test needs, once a build folder, and runs it there.
 
     python run.py REQUIREMENTS VENV [arguments of live.py ...]
+    python run.py REQUIREMENTS VENV --run SCRIPT [its arguments ...]
 
 Exits 77 and says why where the packages cannot be had: no network, no pip, another platform.
 mlx-optiq is installed without its dependencies, of which the tests touch none.
@@ -52,8 +53,10 @@ def main():
     if sys.platform != "linux" or platform.machine() != "x86_64":
         skip("the oracle is MLX's CPU backend for Linux on x86-64")
     python = install(requirements, venv)
-    live = pathlib.Path(__file__).resolve().parent / "live.py"
-    sys.exit(subprocess.run([python, "-B", live, *sys.argv[3:]], check=False).returncode)
+    script, args = pathlib.Path(__file__).resolve().parent / "live.py", sys.argv[3:]
+    if args[:1] == ["--run"]:
+        script, args = args[1], args[2:]
+    sys.exit(subprocess.run([python, "-B", script, *args], check=False).returncode)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ typedef struct tiny {
     int longrope;                     /* phi3 */
     int chat;                         /* with a tokenizer: n_vocab is TINY_CHAT_VOCAB */
     kvs__wtype type;                  /* of the matrices */
-    float rope_scale;                 /* linear scaling factor, 0: none */
+    float rope_scale;                 /* scaling factor, 0: none */
+    const char *rope_type;            /* NULL: linear */
     const char *omit;                 /* tensor or key left out */
     const char *wrong;                /* tensor one row too long */
     uint64_t seed;
@@ -287,7 +288,7 @@ static inline void tiny_keys(gb *b, const tiny *t)
     if (t->rope_scale > 0.0f) {
         char key[96];
         (void)snprintf(key, sizeof key, "%s.rope.scaling.type", t->arch);
-        gb_kv_str(b, key, "linear");
+        gb_kv_str(b, key, t->rope_type ? t->rope_type : "linear");
         tiny_key(b, t, "rope.scaling.factor", (double)t->rope_scale, 1);
     }
 }

@@ -271,6 +271,24 @@ static void test_refused_parts(void **state)
     refused(&t, KVS_E_UNSUPPORTED, "blk.0.attn_q.bias");
 }
 
+static void test_refused_scaling(void **state)
+{
+    (void)state;
+    tiny t = TINY_LLAMA;
+    t.rope_scale = 4.0f;
+    t.rope_type = "mrope";
+    refused(&t, KVS_E_UNSUPPORTED, "llama.rope.scaling.type is \"mrope\"");
+    t.rope_type = "longrope"; /* without its divisors */
+    refused(&t, KVS_E_FORMAT, "rope_factors_long.weight");
+    t.rope_scale = 0.5f;
+    t.rope_type = "dynamic";
+    refused(&t, KVS_E_FORMAT, "llama: dynamic scaling by rope.scaling.factor 0.5");
+    t = (tiny)TINY_DEEPSEEK;
+    t.rope_scale = 4.0f;
+    t.rope_type = "longrope";
+    refused(&t, KVS_E_UNSUPPORTED, "deepseek2.rope.scaling.type is longrope");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -285,6 +303,7 @@ int main(void)
         cmocka_unit_test(test_refused_experts),
         cmocka_unit_test(test_refused_latent),
         cmocka_unit_test(test_refused_parts),
+        cmocka_unit_test(test_refused_scaling),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

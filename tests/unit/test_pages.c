@@ -509,6 +509,35 @@ static void test_forks(void **state)
     kvs_ctx_free(ctx);
 }
 
+/* Latent layers, whose values are the first elements of keys, in blocks of any size. */
+static void test_latent(void **state)
+{
+    (void)state;
+    kvs_ctx *ctx = rig_ctx(1, 0);
+    static const char *const codecs[] = {"f16", "q8:32", "affine4:32"};
+    for (size_t i = 0; i < RIG_BLOCKS * COUNT(codecs); i++) {
+        const char *codec = codecs[i / RIG_BLOCKS];
+        kvs_layer_spec s = rig_spec(1, 96, 64, codec, codec);
+        s.kind = KVS_LAYER_LATENT;
+        kvs_pages *p = rig_pages(ctx, rig_blocks[i % RIG_BLOCKS], 0);
+        kvs_cache *a = rig_paged_cache(ctx, &s, 1, p);
+        kvs_cache *b = rig_cache(ctx, &s, 1, 0);
+        rig_fill(a, 0, 300, 37, 1);
+        rig_fill(b, 0, 300, 300, 1);
+        compare_reads(a, b, &s);
+        float *x = rig_read(a, 0, 20, 3);
+        float *y = rig_read(b, 0, 20, 3);
+        assert_memory_equal(x, y, sizeof *x * 20 * 3 * 64);
+        free(x);
+        free(y);
+        assert_true(kvs__pages_check(p));
+        kvs_cache_free(a);
+        kvs_cache_free(b);
+        kvs_pages_free(p);
+    }
+    kvs_ctx_free(ctx);
+}
+
 /* -- lifetimes */
 
 /* A pool that the cache made for itself goes with the last of cache and views, in any order. */
@@ -629,6 +658,7 @@ int main(void)
         cmocka_unit_test(test_lifetimes),
         cmocka_unit_test(test_chunks),
         cmocka_unit_test(test_blocks_are_clean),
+        cmocka_unit_test(test_latent),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
