@@ -31,7 +31,7 @@ typedef struct kvs_session_opts {
 } kvs_session_opts;
 #define KVS_SESSION_OPTS_INIT                                                                      \
     {                                                                                              \
-        sizeof(kvs_session_opts), NULL, 0, 0, NULL, NULL, NULL, NULL                                   \
+        sizeof(kvs_session_opts), NULL, 0, 0, NULL, NULL, NULL, NULL                               \
     }
 
 /* One thread at a time. Freed before its context and model. */

@@ -560,6 +560,57 @@ static void test_refused(void **state)
     spec_rig_close(&r);
 }
 
+/* Opens a copy of the model whose token <|im_end|> is spelled otherwise. */
+static void open_respelled(spec_rig *r, const tiny *t)
+{
+    kvs_err err = {KVS_OK, 0, "", ""};
+    assert_int_equal(kvs_ctx_new(NULL, &r->ctx, NULL), KVS_OK);
+    assert_true(tiny_write(t, r->path, sizeof r->path));
+    FILE *f = fopen(r->path, "r+b");
+    assert_non_null(f);
+    const char name[] = "<|im_end|>";
+    size_t same = 0;
+    long at = 0;
+    for (int c = 0; same < sizeof name - 1 && (c = fgetc(f)) != EOF; at++) {
+        same = c == name[same] ? same + 1 : c == name[0];
+    }
+    assert_int_equal(same, sizeof name - 1);
+    assert_int_equal(fseek(f, at - 3, SEEK_SET), 0);
+    assert_int_equal(fputc('x', f), 'x');
+    assert_int_equal(fclose(f), 0);
+    spec_must(kvs_model_open(r->ctx, r->path, NULL, &r->model, &err), &err);
+}
+
+static void test_other_vocabulary(void **state)
+{
+    (void)state;
+    spec_rig r[4];
+    tiny t = TINY_LLAMA;
+    kvs_err err = {KVS_OK, 0, "", ""};
+    t.n_vocab = TINY_CHAT_VOCAB;
+    spec_rig_open(&r[0], &t, 1);
+    t.chat = 1;
+    spec_rig_open(&r[1], &t, 1);
+    open_respelled(&r[2], &t);
+    t.seed = 99;
+    spec_rig_open(&r[3], &t, 1);
+    kvs_session *s = spec_session(&r[1], &spec_plans[0], SPEC_MAX, NULL);
+    static const char *const words[] = {"only one has a tokenizer", NULL, "<|im_enx|>", NULL};
+    for (int i = 0; i < 4; i++) {
+        kvs_spec_opts o = KVS_SPEC_OPTS_INIT;
+        kvs_spec *spec = NULL;
+        o.draft_model = r[i].model;
+        kvs_status st = kvs_spec_new(s, &o, &spec, &err);
+        assert_int_equal(st, words[i] ? KVS_E_INVAL : KVS_OK);
+        assert_true(!words[i] || strstr(err.msg, words[i]));
+        kvs_spec_free(spec);
+    }
+    kvs_session_free(s);
+    for (int i = 0; i < 4; i++) {
+        spec_rig_close(&r[i]);
+    }
+}
+
 /* ---- depth */
 
 /* Rounds of a text of n tokens whose drafts are accepted as `accept` says; what drafts cost. */
@@ -620,6 +671,7 @@ int main(void)
         cmocka_unit_test(test_no_memory),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_pace),
+        cmocka_unit_test(test_other_vocabulary),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
