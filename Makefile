@@ -63,7 +63,7 @@ symbols:
 format:
 	@sh scripts/deps.sh lint
 	@git ls-files -co --exclude-standard -- 'include/*.h' 'src/*.[ch]' 'app/*.[ch]' \
-		'tests/*.[ch]' 'bench/*.[ch]' | xargs -r clang-format -i
+		'tests/*.[ch]' 'bench/*.[ch]' 'examples/*.c' | xargs -r clang-format -i
 
 lint:
 	@sh scripts/deps.sh lint

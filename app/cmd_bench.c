@@ -181,6 +181,11 @@ static double live_bytes(const bench *b, uint32_t depth)
     double sum = 0.0;
     for (uint32_t i = 0; i < kvs_plan_n_layers(b->plan); i++) {
         const kvs_layer_spec *l = kvs_plan_layer(b->plan, i);
+        if (l->kind == KVS_LAYER_RECURRENT) {
+            const kvs_recurrent_spec *r = l->recurrent;
+            sum += (double)r->n_heads * r->head_dim * r->state_dim * sizeof(float);
+            continue;
+        }
         uint64_t seen = l->window > 0 ? (uint64_t)l->window + l->sinks : depth;
         seen = seen < depth ? seen : depth;
         size_t row = kvs_codec_row_bytes(&l->k, l->k_dim) + kvs_codec_row_bytes(&l->v, l->v_dim);
@@ -462,6 +467,9 @@ int cmd_bench(settings *s)
     b.info = (kvs_model_info)KVS_MODEL_INFO_INIT;
     catch_signals();
     int rc = parse(&b);
+    if (rc == 0) {
+        rc = check_writable(s->svg);
+    }
     if (rc == 0) {
         rc = make_ctx(s, &b.ctx);
     }

@@ -9,6 +9,7 @@
 
 #include "commands.h"
 #include "kvstate/store.h"
+#include "saved.h"
 #include "util.h"
 
 #define KEY_DIGITS 12 /* shown; any unique beginning is taken */
@@ -22,19 +23,9 @@ typedef struct cache {
 
 static int default_dir(cache *c)
 {
-    const char *xdg = getenv("XDG_CACHE_HOME");
-    const char *home = getenv("HOME");
-    int n = 0;
-    if (c->s->cache_dir) {
-        n = snprintf(c->dir, sizeof c->dir, "%s", c->s->cache_dir);
-    } else if (xdg && xdg[0] == '/') {
-        n = snprintf(c->dir, sizeof c->dir, "%s/kvstate/state", xdg);
-    } else if (home && home[0]) {
-        n = snprintf(c->dir, sizeof c->dir, "%s/.cache/kvstate/state", home);
-    } else {
-        return fail(EXIT_USAGE, "where is the saved state? Give --cache-dir DIR");
-    }
-    return n < 0 || (size_t)n >= sizeof c->dir ? fail(EXIT_USAGE, "--cache-dir: too long") : 0;
+    return saved_dir(c->s, c->dir, sizeof c->dir)
+               ? 0
+               : fail(EXIT_USAGE, "where is the saved state? Give --cache-dir DIR");
 }
 
 static int open_cache(cache *c, uint32_t flags)
@@ -325,7 +316,8 @@ static int act(cache *c)
         i++;
     }
     if (i == sizeof actions / sizeof actions[0]) {
-        return fail(EXIT_USAGE, "\"%s\" is none of ls, verify, gc, export, import, dump", what);
+        return fail(EXIT_USAGE, "\"%s\" is none of ls, verify, gc, export, import, dump, simulate",
+                    what);
     }
     if (s->n_args != actions[i].n_args) {
         return fail(EXIT_USAGE, "cache %s takes %u arguments; kvstate cache --help", what,
@@ -355,7 +347,12 @@ int cmd_cache(settings *s)
     c.s = s;
     if (s->n_args == 0) {
         return fail(EXIT_USAGE,
-                    "cache: what is to be done? ls, verify, gc, export, import or dump");
+                    "cache: what is to be done? ls, verify, gc, export, import, dump or simulate");
+    }
+    if (strcmp(s->args[0], "simulate") == 0) {
+        return s->n_args == 2
+                   ? cmd_cache_simulate(s, s->args[1])
+                   : fail(EXIT_USAGE, "cache simulate takes a trace, - for standard input");
     }
     int rc = default_dir(&c);
     if (rc == 0 && strcmp(s->args[0], "dump") == 0) {

@@ -8,6 +8,7 @@
 
 #include "commands.h"
 #include "line.h"
+#include "saved.h"
 #include "talk.h"
 
 typedef struct totals {
@@ -76,12 +77,14 @@ static void report_json(const chat *c, const turn *t, size_t n_prompt)
     (void)printf(",\"finish\":\"%s\",\"prompt_tokens\":%zu,\"held\":%zu,\"kept\":%zu,\"exact\":%s,"
                  "\"new\":%zu,\"reused\":%zu,\"computed\":%zu,\"recomputed\":%zu,"
                  "\"answer_tokens\":%zu,\"prompt_s\":%.4f,\"answer_s\":%.4f,\"state_bytes\":%zu,"
-                 "\"drafts\":%llu,\"accepted\":%llu}\n",
+                 "\"drafts\":%llu,\"accepted\":%llu",
                  t->reason, n_prompt, t->held, t->asked.kept, t->asked.exact ? "true" : "false",
                  t->asked.n_new, t->reused, n_prompt - t->reused, t->recomputed, t->made.n,
                  t->prompt_s, t->answer_s, st.state_bytes,
                  (unsigned long long)(d.n_drafts - t->before.n_drafts),
                  (unsigned long long)(d.n_accepted - t->before.n_accepted));
+    saved_json(stdout, &c->m);
+    (void)fputs("}\n", stdout);
     (void)fflush(stdout);
 }
 
@@ -97,6 +100,12 @@ static void report_text(const chat *c, const turn *t, size_t n_prompt)
         note(c->s, "[stopped after %zu tokens; -n sets the limit, -1 for none]", t->made.n);
     } else if (strcmp(t->reason, "context") == 0) {
         note(c->s, "[the context is full; /clear begins anew, --ctx-size sets it]");
+    }
+    kvs_reuse r = KVS_REUSE_INIT;
+    (void)kvs_session_get_reuse(c->m.session, &r);
+    if (r.n_disk > 0) {
+        note(c->s, "[%llu of %zu tokens from disk, %.0f ms]", (unsigned long long)r.n_disk,
+             n_prompt, 1e3 * r.disk_s);
     }
     if (t->recomputed > 0) {
         note(c->s, "[%zu tokens computed again%s]", t->recomputed,
@@ -253,9 +262,10 @@ static int do_undo(chat *c, const char *arg)
     bool can =
         kvs_cache_can_rewind(kvs_session_cache(c->m.session), KVS_ALL_LAYERS, back) == KVS_OK;
     note(c->s, "[the last turn is taken back%s]",
-         back == 0 || can ? ""
-                          : "; window layers can't go back, so the next question computes all "
-                            "of the conversation again");
+         back == 0 || can || !c->s->no_cache
+             ? ""
+             : "; window layers can't go back, so the next question computes all "
+               "of the conversation again");
     return 0;
 }
 

@@ -54,8 +54,10 @@ static void text_model(const inspect *v)
     (void)printf("read/token    %s\n", format_bytes(a, sizeof a, (double)i->step_bytes));
     (void)printf("layers        %u of width %u, feed-forward %u\n", i->n_layers, i->d_model,
                  i->d_ff);
-    (void)printf("heads         %u, %u for keys and values of %u/%u\n", i->n_heads, i->n_kv_heads,
-                 i->k_dim, i->v_dim);
+    if (i->n_heads > 0) {
+        (void)printf("heads         %u, %u for keys and values of %u/%u\n", i->n_heads,
+                     i->n_kv_heads, i->k_dim, i->v_dim);
+    }
     if (i->n_experts > 0) {
         (void)printf("experts       %u, %u for each token\n", i->n_experts, i->n_experts_used);
     }

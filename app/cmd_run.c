@@ -9,11 +9,15 @@
 #include "chat.h"
 #include "commands.h"
 #include "machine.h"
+#include "prompt_file.h"
+#include "saved.h"
 
 typedef struct run {
     settings *s;
     machine m;
     chat_template *format;
+    prompt_file file;
+    size_t n_reused;
     char *text; /* the prompt, where it was read from a file */
     id_list ids;
     id_list made;
@@ -102,12 +106,14 @@ static int encode_prompt(run *r)
     if (rc == 0) {
         rc = check_utf8(text, n);
     }
-    if (rc == 0 && !r->s->raw) {
+    if (rc == 0 && !r->s->raw && !r->file.unknown) {
         rc = chat_open(r->s, r->m.ctx, r->m.model, false, &r->format);
     }
     if (rc == 0 && r->s->system && !r->format) {
-        return fail(EXIT_USAGE, "--system-prompt needs a chat format, and this model has no chat "
-                                "template; name one with --chat-template");
+        bool refused = r->s->raw || (r->s->template && strcmp(r->s->template, "none") == 0);
+        return fail(EXIT_USAGE, "--system needs a chat format, %s",
+                    refused ? "which --raw and --chat-template none do without"
+                            : "and this model has no chat template; name one with --chat-template");
     }
     if (rc == 0) {
         rc = r->format ? chat_encode_turn(r->format, r->s->system, text, n, &r->ids)
@@ -123,6 +129,9 @@ static int prepare(run *r)
 {
     double t0 = now_seconds();
     int rc = machine_open(&r->m, r->s);
+    if (rc == 0) {
+        rc = prompt_file_load(&r->m, &r->file);
+    }
     if (rc == 0) {
         rc = encode_prompt(r);
     }
@@ -162,7 +171,11 @@ static int emit(void *user, const char *text, size_t n)
 static void report_text(const run *r, const kvs_session_stats *st)
 {
     char state[32];
+    saved_report(&r->m);
     const char *reason = r->reason ? r->reason : "";
+    if (r->n_reused > 0) {
+        note(r->s, "%zu tokens were not computed again", r->n_reused);
+    }
     if (strcmp(reason, "interrupted") == 0) {
         note(r->s, "interrupted after %zu of %zu prompt tokens and %zu answer tokens",
              st->n_tokens < r->ids.n ? (size_t)st->n_tokens : r->ids.n, r->ids.n, r->made.n);
@@ -188,6 +201,10 @@ static void report_json(const run *r, const kvs_session_stats *st)
     json_text(stdout, r->answer ? r->answer : "", r->n_answer);
     (void)printf(",\"finish\":\"%s\",\"prompt_tokens\":%zu,\"answer_tokens\":%zu,\"seed\":%llu",
                  r->reason ? r->reason : "", r->ids.n, r->made.n, (unsigned long long)r->m.seed);
+    saved_json(stdout, &r->m);
+    if (r->s->prompt_cache) {
+        (void)printf(",\"reused_tokens\":%zu", r->n_reused);
+    }
     (void)printf(",\"load_s\":%.4f,\"prompt_s\":%.4f,\"answer_s\":%.4f,\"state_bytes\":%zu,"
                  "\"scratch_bytes\":%zu,\"n_ctx\":%u,\"tokens\":[",
                  r->load_s, r->prompt_s, r->answer_s, st->state_bytes, st->scratch_bytes,
@@ -225,6 +242,17 @@ static int finish(run *r)
     return rc == 0 ? interrupted() : rc;
 }
 
+/* Makes the session hold the prompt, from a file of state, or what the cache has of it and of an
+ * answer that was cut off. */
+static int take_prompt(run *r)
+{
+    if (r->s->prompt_cache) {
+        return prompt_file_sync(&r->m, &r->file, &r->ids, &r->n_reused, &r->reason);
+    }
+    saved_request(&r->m, "run");
+    return machine_resume(&r->m, &r->ids, emit, r, &r->made, &r->reason);
+}
+
 int cmd_run(settings *s)
 {
     run r = {.s = s};
@@ -232,13 +260,22 @@ int cmd_run(settings *s)
     int rc = prepare(&r);
     double t0 = now_seconds();
     if (rc == 0) {
-        rc = machine_sync(&r.m, &r.ids, NULL, &r.reason);
+        rc = take_prompt(&r);
         r.prompt_s = now_seconds() - t0;
+    }
+    if (rc == 0 && !r.reason) {
+        rc = prompt_file_save(&r.m, &r.file, false);
     }
     if (rc == 0) {
         t0 = now_seconds();
         rc = r.reason ? 0 : machine_answer(&r.m, emit, &r, &r.made, &r.reason);
         r.answer_s = now_seconds() - t0;
+    }
+    if (rc == 0 && r.reason && strcmp(r.reason, "interrupted") != 0) {
+        saved_done(&r.m, &r.ids);
+    }
+    if (rc == 0) {
+        rc = prompt_file_save(&r.m, &r.file, true);
     }
     if (rc == 0) {
         rc = finish(&r);

@@ -88,21 +88,25 @@ static int prepare(tune *t)
             part *p = part_at(t, i, side);
             uint32_t dim = side == 0 ? l->k_dim : l->v_dim;
             double rows = held(t, l) * l->n_kv_heads;
-            t->values += rows * dim;
+            t->values += l->kind == KVS_LAYER_BORROW ? 0.0 : rows * dim;
             for (int c = 0; c < N_CODECS; c++) {
                 char name[16];
                 kvs_codec codec;
                 codec_name(c, name);
+                bool none = l->kind == KVS_LAYER_RECURRENT || l->kind == KVS_LAYER_BORROW;
                 bool fits = kvs_codec_parse(name, &codec, NULL) == KVS_OK &&
-                            kvs_codec_check(&codec, dim, NULL) == KVS_OK;
+                            (none || kvs_codec_check(&codec, dim, NULL) == KVS_OK);
                 p->kl[c] = fits ? 0.0 : HUGE_VAL;
-                p->bytes[c] = fits ? rows * (double)kvs_codec_row_bytes(&codec, dim) : 0.0;
+                p->bytes[c] = fits && !none ? rows * (double)kvs_codec_row_bytes(&codec, dim) : 0.0;
             }
             if (p->kl[0] == HUGE_VAL) {
                 return fail(EXIT_INPUT, "layer %u: a head of %u can't be quantised in groups of 64",
                             i, dim);
             }
         }
+    }
+    if (t->values == 0.0) {
+        return fail(EXIT_INPUT, "no layer of this model keeps keys and values");
     }
     t->budget = t->q.s->budget_bytes > 0.0f ? (double)t->q.s->budget_bytes
                                             : t->values * (double)t->q.s->budget / 8.0;
@@ -125,7 +129,7 @@ static void show_progress(tune *t, uint32_t n)
     t->n_done += n;
     if (!t->q.s->quiet) {
         (void)fprintf(stderr, "\rsensitivity: %u of %u probes", t->n_done, t->n_jobs);
-        if (t->n_done == t->n_jobs) {
+        if (t->n_done == t->n_jobs || interrupted()) {
             (void)fputc('\n', stderr);
         }
     }
@@ -334,7 +338,7 @@ static int write_plan(tune *t)
     (void)fputs(t->text, f);
     bool bad = ferror(f) != 0;
     bad = fclose(f) != 0 || bad;
-    return bad ? fail(EXIT_FAILED, "%s can't be written", t->q.s->out) : 0;
+    return bad ? fail(EXIT_FAILED, "%s can't be written: %s", t->q.s->out, strerror(errno)) : 0;
 }
 
 static void print_table(const tune *t)

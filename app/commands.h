@@ -12,6 +12,8 @@ int cmd_inspect(settings *s);
 int cmd_cache(settings *s);
 /* Reads the files of a saved-state directory, or one of them, by docs/format.md alone. */
 int cmd_cache_dump(const settings *s, const char *path);
+/* Replays a trace of requests ("-": standard input) against the retention policies. */
+int cmd_cache_simulate(settings *s, const char *path);
 int cmd_perplexity(settings *s);
 int cmd_tune(settings *s);
 

@@ -8,6 +8,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "saved.h"
+
 int ids_add(id_list *l, const int32_t *ids, size_t n)
 {
     if (l->cap - l->n < n) {
@@ -112,6 +114,9 @@ static int take_token(machine *m, answer *a, int32_t token)
         *a->reason = "length";
         return KVS_SPEC_DROP;
     }
+    if (m->progress_prompt) {
+        saved_progress(m, m->progress_prompt, a->made);
+    }
     return KVS_SPEC_GO;
 }
 
@@ -149,6 +154,9 @@ static bool parse_ngram(const char *how, uint32_t *least, int *rc)
 
 static int open_draft_model(machine *m, const char *path)
 {
+    if (m->draft_model) { /* the sampler was made anew */
+        return 0;
+    }
     settings other = *m->s;
     other.model = path;
     return open_model(&other, m->ctx, 0, &m->draft_model);
@@ -225,6 +233,10 @@ int machine_sampler(machine *m)
     o.bias = bias;
     o.n_bias = s->n_bias;
     kvs_err err = {KVS_OK, 0, "", ""};
+    kvs_spec_free(m->spec);
+    m->spec = NULL;
+    kvs_sampler_free(m->sampler);
+    m->sampler = NULL;
     kvs_status st = kvs_sampler_new(m->ctx, &o, info.n_vocab, &m->sampler, &err);
     return st == KVS_OK ? make_drafts(m) : fail_err(EXIT_USAGE, st, &err, NULL);
 }
@@ -275,6 +287,9 @@ int machine_open(machine *m, settings *s)
         kvs_status st = kvs_detok_new(kvs_model_tokenizer(m->model), flags, &m->detok, &err);
         rc = st == KVS_OK ? 0 : fail_err(EXIT_FAILED, st, &err, NULL);
     }
+    if (rc == 0) {
+        saved_open(m);
+    }
     if (rc == 0 && s->verbose) {
         note(s, "seed %llu", (unsigned long long)m->seed);
     }
@@ -293,10 +308,9 @@ void machine_close(machine *m)
     kvs_ctx_free(m->ctx);
 }
 
-int machine_sync(machine *m, const id_list *ids, size_t *n_reused, const char **reason)
+/* What came of computing a prompt. */
+static int computed(machine *m, kvs_status st, const kvs_err *err, const char **reason)
 {
-    kvs_err err = {KVS_OK, 0, "", ""};
-    kvs_status st = kvs_session_sync(m->session, ids->ids, ids->n, n_reused, &err);
     if (m->progress_shown) {
         (void)fputs("\r\033[K", stderr);
         m->progress_shown = false;
@@ -306,8 +320,22 @@ int machine_sync(machine *m, const id_list *ids, size_t *n_reused, const char **
         return 0;
     }
     return st == KVS_OK ? 0
-                        : fail_err(EXIT_FAILED, st, &err,
+                        : fail_err(EXIT_FAILED, st, err,
                                    st == KVS_E_LIMIT ? "--ctx-size sets the context" : NULL);
+}
+
+int machine_sync(machine *m, const id_list *ids, size_t *n_reused, const char **reason)
+{
+    kvs_err err = {KVS_OK, 0, "", ""};
+    kvs_status st = kvs_session_sync(m->session, ids->ids, ids->n, n_reused, &err);
+    return computed(m, st, &err, reason);
+}
+
+int machine_append(machine *m, const id_list *ids, const char **reason)
+{
+    kvs_err err = {KVS_OK, 0, "", ""};
+    kvs_status st = kvs_session_append(m->session, ids->ids, ids->n, &err);
+    return computed(m, st, &err, reason);
 }
 
 /* One token after another: it is the context's end, or a failure. */
@@ -367,5 +395,31 @@ int machine_answer(machine *m, emit_fn emit, void *user, id_list *made, const ch
     const char *rest = "";
     size_t n = 0;
     kvs_detok_finish(m->detok, &rest, &n);
+    (void)kvs_session_save(m->session, NULL);
     return rc == 0 ? emit(user, rest, n) : rc;
+}
+
+int machine_resume(machine *m, const id_list *prompt, emit_fn emit, void *user, id_list *made,
+                   const char **reason)
+{
+    id_list all = {NULL, 0, 0};
+    id_list ids = {NULL, 0, 0};
+    m->progress_prompt = prompt;
+    if (!saved_find(m, prompt, &ids, &m->seed)) {
+        free(ids.ids);
+        return machine_sync(m, prompt, NULL, reason);
+    }
+    m->progress_put = true;
+    note(m->s, "going on with an answer that was cut off after %zu tokens", ids.n);
+    int rc = machine_sampler(m);
+    for (size_t i = 0; rc == 0 && i < ids.n; i++) {
+        rc = emit_token(m, ids.ids[i], emit, user);
+    }
+    rc = rc == 0 ? ids_add(&all, prompt->ids, prompt->n) : rc;
+    rc = rc == 0 ? ids_add(&all, ids.ids, ids.n) : rc;
+    rc = rc == 0 ? ids_add(made, ids.ids, ids.n) : rc;
+    rc = rc == 0 ? machine_sync(m, &all, NULL, reason) : rc;
+    free(all.ids);
+    free(ids.ids);
+    return rc;
 }

@@ -27,6 +27,12 @@ typedef struct machine {
     struct answer *answer; /* while spec is at work */
     uint64_t seed;
     bool progress_shown;
+    /* saved.c */
+    char request[1024]; /* n_request 0: answers under way are not kept */
+    size_t n_request;
+    double progress_at;
+    bool progress_put;
+    const id_list *progress_prompt; /* of the answer that is kept; NULL: none is */
 } machine;
 
 /* All but the sampler and the drafts, which machine_sampler makes. What is half made machine_close takes too. */
@@ -37,10 +43,17 @@ void machine_close(machine *m);
 /* Makes the session hold these; *reason is set to "interrupted" where a signal stopped it. */
 int machine_sync(machine *m, const id_list *ids, size_t *n_reused, const char **reason);
 
+/* The same for tokens behind those that it holds. */
+int machine_append(machine *m, const id_list *ids, const char **reason);
+
 typedef int (*emit_fn)(void *user, const char *text, size_t n);
 /* Produces until something ends the answer: *reason is "end", "length", "context" or "interrupted".
  * What was produced is appended to *made; the last of it may not be in the session yet. */
 int machine_answer(machine *m, emit_fn emit, void *user, id_list *made, const char **reason);
+/* As if it had just been produced: what a killed program left of the answer to these. It goes on
+ * with the seed of then. */
+int machine_resume(machine *m, const id_list *prompt, emit_fn emit, void *user, id_list *made,
+                   const char **reason);
 
 /* What became of drafts since the machine was opened: zeros without any. */
 kvs_spec_stats machine_drafts(const machine *m);

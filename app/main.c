@@ -23,7 +23,7 @@ static int help(FILE *out)
         (void)fprintf(out, "  %-10s %s\n", command_table[i].name, command_table[i].help);
     }
     (void)fputs("\n"
-                "  --version            version, CPU kernels, threads\n"
+                "  --version            version and CPU kernels\n"
                 "  --completion SHELL   completion script for bash, zsh or fish\n"
                 "  --help               this text; kvstate COMMAND --help for its options\n"
                 "\n"
@@ -51,9 +51,10 @@ static int command(const command_def *c, int argc, char **argv)
         return rc;
     }
     if (s.help) {
-        (void)printf("usage: kvstate %s [OPTIONS] %s\n\n", c->name,
+        (void)printf("usage: kvstate %s [OPTIONS] %s\n\n%s\n\n", c->name,
                      c->bit == CMD_CACHE ? "ls|verify|gc|export KEY FILE|import FILE|dump [PATH]"
-                                         : "MODEL");
+                                         : "MODEL",
+                     c->help);
         options_help(stdout, c->bit);
         return 0;
     }

@@ -16,6 +16,9 @@
 #define INF      1e30
 #define U31      2147483647.0
 
+#define HELP_COLUMN 33 /* of the help texts */
+#define HELP_WIDTH  100
+
 const option_def option_table[] = {
     {"m|model", "FILE", "GGUF file or directory of safetensors; may also be given without -m",
      CMD_ALL, OPT_TEXT, F(model), 0, 0},
@@ -29,6 +32,11 @@ const option_def option_table[] = {
      OPT_TEXT, F(template), 0, 0},
     {"raw", NULL, "complete the prompt as it is, without a chat template", CMD_RUN, OPT_FLAG,
      F(raw), 0, 0},
+    {"prompt-cache|prompt-cache-file", "FILE",
+     "begin with the state in FILE, of mlx-lm's form; written after the prompt if there is none",
+     CMD_RUN, OPT_TEXT, F(prompt_cache), 0, 0},
+    {"prompt-cache-all", NULL, "write that file after the answer, with all of it", CMD_RUN,
+     OPT_FLAG, F(prompt_cache_all), 0, 0},
     {"n|predict|n-predict|max-tokens", "N", "most tokens to produce, -1: no limit [512]", CMD_TEXT,
      OPT_COUNT, F(n_predict), 1, U31},
     {"ignore-eos", NULL, "go on after an end token", CMD_TEXT, OPT_FLAG, F(ignore_eos), 0, 0},
@@ -67,7 +75,7 @@ const option_def option_table[] = {
      F(ctx_size), 0, U31},
     {"kv", "PLAN",
      "how keys and values are kept: f32 f16 bf16 q8 q6 q5 q4 q3 q2 affineN[:G] kXvY "
-     "A+B layers:FILE layers=LINES paged[/N]:PLAN [f16]; bench, perplexity: a list",
+     "A+B layers:FILE layers=LINES config:FILE paged[/N]:PLAN [f16]; bench, perplexity: a list",
      CMD_ALL, OPT_TEXT, F(kv), 0, 0},
     {"ctk|cache-type-k", "TYPE", "keys alone; llama.cpp's type names too", CMD_ALL, OPT_TEXT,
      F(cache_k), 0, 0},
@@ -75,7 +83,7 @@ const option_def option_table[] = {
     {"kv-bits", "N", "as --kv affineN", CMD_ALL, OPT_U32, F(kv_bits), 2, 8},
     {"kv-group-size", "G", "elements that share a scale: 32, 64, 128 [64]", CMD_ALL, OPT_U32,
      F(kv_group), 32, 128},
-    {"kv-start|quantized-kv-start", "N", "the first N tokens are kept as f16 until then", CMD_ALL,
+    {"kv-start|quantized-kv-start", "N", "the first N tokens are kept dense until then", CMD_ALL,
      OPT_U32, F(kv_start), 0, U31},
     {"kv-block", "N", "keep them in blocks of N tokens of one pool; results are the same", CMD_ALL,
      OPT_U32, F(kv_block), 1, 256},
@@ -83,6 +91,8 @@ const option_def option_table[] = {
      U31},
     {"sinks", "N", "and the first N", CMD_ALL, OPT_U32, F(sinks), 0, U31},
     {"max-kv-size", "N", "as --window N-4 --sinks 4", CMD_ALL, OPT_U32, F(max_kv_size), 5, U31},
+    {"undo", "N", "newest tokens that recurrent layers can take back [16]", CMD_ALL, OPT_U32,
+     F(undo), 0, 65536},
     {"swa-full", NULL, "keep all tokens of layers that have a window", CMD_ALL, OPT_FLAG,
      F(swa_full), 0, 0},
 
@@ -119,14 +129,20 @@ const option_def option_table[] = {
     {"depth", "N", "tokens held, which weighs layers with a window [1]", CMD_TUNE, OPT_U32,
      F(depth), 1, U31},
     {"out", "FILE", "write the plan, for --kv layers:FILE", CMD_TUNE, OPT_TEXT, F(out), 0, 0},
-    {"svg", "FILE", "write a plot", CMD_QUALITY | CMD_BENCH, OPT_TEXT, F(svg), 0, 0},
+    {"svg", "FILE", "write a plot", CMD_QUALITY | CMD_BENCH | CMD_CACHE, OPT_TEXT, F(svg), 0, 0},
 
     {"tensors", NULL, "list the tensors", CMD_INSPECT, OPT_FLAG, F(tensors), 0, 0},
 
-    {"cache-dir", "DIR", "directory of saved state [~/.cache/kvstate/state]", CMD_CACHE, OPT_TEXT,
-     F(cache_dir), 0, 0},
-    {"cache-disk", "MIB", "gc: forget entries until the directory is so small", CMD_CACHE, OPT_U32,
-     F(cache_disk), 1, U31},
+    {"cache-dir", "DIR", "directory of saved state [~/.cache/kvstate/state]", CMD_CACHE | CMD_TEXT,
+     OPT_TEXT, F(cache_dir), 0, 0},
+    {"cache-disk", "MIB",
+     "most it may take [4096, or a tenth of what is free]; gc: forget until it is so small",
+     CMD_CACHE | CMD_TEXT, OPT_U32, F(cache_disk), 1, U31},
+    {"cache-ram", "MIB", "memory for what windows drop, so that an edit can go back [64]", CMD_TEXT,
+     OPT_U32, F(cache_ram), 1, U31},
+    {"no-cache", NULL, "neither save state nor look for it", CMD_TEXT, OPT_FLAG, F(no_cache), 0, 0},
+    {"blocks", "LIST", "simulate: capacities in blocks [1000,3000,10000,30000,50000]", CMD_CACHE,
+     OPT_TEXT, F(blocks), 0, 0},
 
     {"json", NULL, "print one JSON object (chat: one a turn)",
      CMD_TEXT | CMD_INSPECT | CMD_CACHE | CMD_QUALITY, OPT_FLAG, F(json), 0, 0},
@@ -167,7 +183,8 @@ static int set_number(const option_def *o, const char *name, const char *text, v
     errno = 0;
     double x = strtod(text, &end);
     bool whole = o->kind != OPT_F32;
-    (void)snprintf(want, sizeof want, "a%s number from %g to %g", whole ? " whole" : "", o->min,
+    (void)snprintf(want, sizeof want,
+                   whole ? "a whole number from %.0f to %.0f" : "a number from %g to %g", o->min,
                    o->max);
     if (o->kind == OPT_COUNT && x == -1.0 && *end == '\0' && end != text) {
         *(uint32_t *)field = o->offset == F(repeat_last_n) ? UINT32_MAX : 0;
@@ -361,6 +378,7 @@ int options_parse(settings *s, uint32_t command, const char *command_name, int a
     memset(s, 0, sizeof *s);
     s->temperature = 0.8f;
     s->top_k = 40;
+    s->undo = 16;
     s->top_p = 0.95f;
     s->min_p = 0.05f;
     s->repeat_penalty = 1.0f;
@@ -378,6 +396,24 @@ int options_parse(settings *s, uint32_t command, const char *command_name, int a
     return from_argv(s, &t, command_name, argc, argv);
 }
 
+/* Text behind the cursor, which stands at column HELP_COLUMN; lines are broken at spaces. */
+static void put_wrapped(FILE *out, const char *text)
+{
+    size_t at = HELP_COLUMN;
+    while (*text) {
+        size_t n = strcspn(text, " ");
+        if (at > HELP_COLUMN && at + n + 1 > HELP_WIDTH) {
+            (void)fprintf(out, "\n%*s", HELP_COLUMN, "");
+            at = HELP_COLUMN;
+        }
+        (void)fprintf(out, "%s%.*s", at > HELP_COLUMN ? " " : "", (int)n, text);
+        at += n + (at > HELP_COLUMN);
+        text += n;
+        text += *text == ' ';
+    }
+    (void)fputc('\n', out);
+}
+
 void options_help(FILE *out, uint32_t command)
 {
     for (size_t i = 0; i < n_options; i++) {
@@ -389,16 +425,16 @@ void options_help(FILE *out, uint32_t command)
         char name[32];
         for (size_t k = 0; option_name(o, k, name, sizeof name); k++) {
             size_t at = strlen(left);
-            bool one = name[1] == '\0' || strlen(name) <= 3;
-            (void)snprintf(left + at, sizeof left - at, "%s%s%s", k ? ", " : "", one ? "-" : "--",
-                           name);
+            (void)snprintf(left + at, sizeof left - at, "%s%s%s", k ? ", " : "",
+                           name[1] == '\0' ? "-" : "--", name);
         }
         size_t at = strlen(left);
         (void)snprintf(left + at, sizeof left - at, " %s", o->arg ? o->arg : "");
-        if (strlen(left) > 30) {
-            (void)fprintf(out, "  %s\n  %-30s %s\n", left, "", o->help);
+        if (strlen(left) > HELP_COLUMN - 3) {
+            (void)fprintf(out, "  %s\n%*s", left, HELP_COLUMN, "");
         } else {
-            (void)fprintf(out, "  %-30s %s\n", left, o->help);
+            (void)fprintf(out, "  %-*s", HELP_COLUMN - 2, left);
         }
+        put_wrapped(out, o->help);
     }
 }

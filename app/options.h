@@ -35,6 +35,8 @@ typedef struct settings {
     bool raw;
     bool no_history;
     bool ignore_eos;
+    const char *prompt_cache;
+    bool prompt_cache_all;
     bool special;
     uint32_t n_predict; /* 0: until the model ends */
     /* machine */
@@ -54,6 +56,7 @@ typedef struct settings {
     uint32_t window;
     uint32_t sinks;
     uint32_t max_kv_size;
+    uint32_t undo;
     bool swa_full;
     /* sampling */
     float temperature;
@@ -92,7 +95,10 @@ typedef struct settings {
     bool tensors;
     /* cache */
     const char *cache_dir;
-    uint32_t cache_disk; /* MiB */
+    uint32_t cache_disk; /* MiB, 0: as saved.c says */
+    uint32_t cache_ram;  /* MiB */
+    bool no_cache;
+    const char *blocks; /* simulate: capacities */
     const char *args[MAX_ARGS];
     uint32_t n_args;
     uint32_t max_args; /* 0: one positional argument, the model */

@@ -38,13 +38,14 @@ static int read_text(const settings *s, char **text, size_t *n)
         *text = more;
     }
     bool bad = ferror(f) != 0;
+    int why = errno;
     if (f != stdin) {
         (void)fclose(f);
     }
     if (!*text) {
         return fail(EXIT_MEMORY, "%s is too long", s->file);
     }
-    return bad ? fail(EXIT_INPUT, "%s can't be read", s->file) : 0;
+    return bad ? fail(EXIT_INPUT, "%s: %s", s->file, strerror(why)) : 0;
 }
 
 static int tokenize(quality *q, const char *text, size_t n)
@@ -76,8 +77,9 @@ static int cut(quality *q, uint32_t window)
     }
     size_t n = q->n_tokens / q->window;
     if (n == 0) {
-        return fail(EXIT_INPUT, "%s has %zu tokens, fewer than one window of %u", q->s->file,
-                    q->n_tokens, q->window);
+        return fail(EXIT_INPUT,
+                    "%s has %zu tokens, fewer than one window of %u (--ctx-size sets it)",
+                    q->s->file, q->n_tokens, q->window);
     }
     n = q->s->chunks > 0 && q->s->chunks < n ? q->s->chunks : n;
     q->n_chunks = n < UINT32_MAX ? (uint32_t)n : UINT32_MAX;
@@ -93,6 +95,9 @@ int quality_open(quality *q, settings *s, uint32_t window)
     q->info = (kvs_model_info)KVS_MODEL_INFO_INIT;
     if (!s->file) {
         return fail(EXIT_USAGE, "which text? Give a file: -f FILE, - for standard input");
+    }
+    if (check_writable(s->svg) != 0 || check_writable(s->out) != 0) {
+        return EXIT_INPUT;
     }
     int rc = make_ctx(s, &q->ctx);
     if (rc == 0) {
@@ -132,7 +137,8 @@ size_t quality_token_bytes(const kvs_plan *plan)
     size_t sum = 0;
     for (uint32_t i = 0; i < kvs_plan_n_layers(plan); i++) {
         const kvs_layer_spec *l = kvs_plan_layer(plan, i);
-        sum += l->n_kv_heads *
+        bool keeps = l->kind == KVS_LAYER_ATTENTION || l->kind == KVS_LAYER_LATENT;
+        sum += (keeps ? l->n_kv_heads : 0) *
                (kvs_codec_row_bytes(&l->k, l->k_dim) + kvs_codec_row_bytes(&l->v, l->v_dim));
     }
     return sum;
@@ -236,6 +242,7 @@ static void score_batch(const batch *b, uint32_t n_threads)
     pthread_t threads[MOST];
     batch parts[MOST];
     size_t n = n_threads < MOST ? n_threads : MOST;
+    n = n > 0 ? n : 1;
     size_t started = 0;
     for (size_t i = 0; i < n; i++) {
         parts[i] = *b;
@@ -365,7 +372,12 @@ int quality_measure(quality *q, const quality_run *r)
     batch b = {.n_lanes = r->n_plans + (r->base ? 1 : 0), .has_base = r->base != NULL};
     int32_t *tokens = malloc(q->window * sizeof *tokens);
     b.lanes = calloc(b.n_lanes, sizeof *b.lanes);
-    int rc = tokens && b.lanes ? open_lanes(q, r, &b) : fail(EXIT_MEMORY, "out of memory");
+    if (!tokens || !b.lanes) {
+        free(tokens);
+        free(b.lanes);
+        return fail(EXIT_MEMORY, "out of memory");
+    }
+    int rc = open_lanes(q, r, &b);
     for (uint32_t c = 0; rc == 0 && c < r->n_chunks; c++) {
         memcpy(tokens, q->tokens + (size_t)(r->first_chunk + c) * q->window,
                q->window * sizeof *tokens);
@@ -375,7 +387,7 @@ int quality_measure(quality *q, const quality_run *r)
             r->progress(r->user, c);
         }
     }
-    for (size_t i = 0; b.lanes && i < b.n_lanes; i++) {
+    for (size_t i = 0; i < b.n_lanes; i++) {
         kvs_session_free(b.lanes[i].session);
         free(b.lanes[i].logits);
     }

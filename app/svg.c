@@ -212,5 +212,5 @@ int svg_write(const char *path, const svg_plot *plot)
     (void)fputs("</svg>\n", c.out);
     bool bad = ferror(c.out) != 0;
     bad = fclose(c.out) != 0 || bad;
-    return bad ? fail(EXIT_FAILED, "%s can't be written", path) : 0;
+    return bad ? fail(EXIT_FAILED, "%s can't be written: %s", path, strerror(errno)) : 0;
 }

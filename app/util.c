@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 static volatile sig_atomic_t caught;
+static uint32_t memory_limit; /* MiB, 0: none; for the message of a failing allocation */
 
 static bool colour(void)
 {
@@ -37,6 +38,11 @@ int fail_err(int code, kvs_status status, const kvs_err *err, const char *hint)
         code = EXIT_MEMORY;
     }
     const char *msg = err && err->msg[0] ? err->msg : kvs_status_text(status);
+    char limit[64];
+    if (status == KVS_E_NOMEM && memory_limit > 0 && !hint) {
+        (void)snprintf(limit, sizeof limit, "--max-memory allows %u MiB", memory_limit);
+        hint = limit;
+    }
     return fail(code, "%s%s%s", msg, hint ? "\n         " : "", hint ? hint : "");
 }
 
@@ -107,6 +113,7 @@ int make_ctx(settings *s, kvs_ctx **out)
     o.log = on_log;
     o.log_user = s;
     o.max_bytes = (size_t)s->max_memory << 20;
+    memory_limit = s->max_memory;
     if (s->isa && strcmp(s->isa, "ref") == 0) {
         o.tiers_off = KVS_TIER_ALL;
     } else if (s->isa && strcmp(s->isa, "avx2") == 0) {
@@ -173,6 +180,7 @@ int make_plan(const settings *s, kvs_ctx *ctx, const kvs_model *model, const cha
     }
     o.n_ctx = s->ctx_size;
     o.max_block = s->block;
+    o.undo_tokens = s->undo > 0 ? s->undo : KVS_UNDO_NONE;
     o.flags = s->swa_full ? KVS_PLAN_FULL_WINDOW : 0;
     kvs_status st = kvs_plan_new(ctx, model, &o, out, &err);
     if (st == KVS_OK) {
@@ -240,10 +248,29 @@ const char *format_bytes(char *dst, size_t n, double bytes)
     return dst;
 }
 
+int check_writable(const char *path)
+{
+    char dir[4096];
+    const char *slash = path ? strrchr(path, '/') : NULL;
+    if (!path || access(path, W_OK) == 0) {
+        return 0;
+    }
+    int why = errno;
+    if (why == ENOENT) { /* then the directory counts */
+        (void)snprintf(dir, sizeof dir, "%.*s", slash ? (int)(slash - path) : 1,
+                       slash ? path : ".");
+        why = access(*dir ? dir : "/", W_OK) == 0 ? 0 : errno;
+    }
+    return why == 0 ? 0 : fail(EXIT_INPUT, "%s can't be written: %s", path, strerror(why));
+}
+
 int finish_stdout(int code)
 {
+    errno = 0; /* of a write that failed earlier nothing is known any more */
     if (fflush(stdout) != 0 || ferror(stdout)) {
-        return fail(EXIT_FAILED, "standard output: %s", strerror(errno));
+        return code != 0 ? code
+                         : fail(EXIT_FAILED, "standard output can't be written%s%s",
+                                errno ? ": " : "", errno ? strerror(errno) : "");
     }
     return code;
 }

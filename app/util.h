@@ -59,6 +59,8 @@ void json_text(FILE *out, const char *text, size_t n);
 /* "1.5 MiB". */
 const char *format_bytes(char *dst, size_t n, double bytes);
 /* Flushes stdout; EXIT_FAILED with a message where that fails. */
+/* 0, or a message: a result of long work would have nowhere to go. NULL is fine. */
+int check_writable(const char *path);
 int finish_stdout(int code);
 
 #endif

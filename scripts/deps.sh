@@ -37,7 +37,6 @@ build_set() {
     need libutf8proc-dev pkg-config --exists libutf8proc
     need libedit-dev pkg-config --exists libedit
     need libxxhash-dev test -e /usr/include/xxhash.h
-    need libjansson-dev pkg-config --exists jansson
 }
 
 run_set() {

@@ -16,7 +16,8 @@ git_files() {
 }
 
 if clang-format --version 2>/dev/null | grep -q 'version 14\.'; then
-    git_files 'include/*.h' 'src/*.[ch]' 'app/*.[ch]' 'tests/*.[ch]' 'bench/*.[ch]' |
+    git_files 'include/*.h' 'src/*.[ch]' 'app/*.[ch]' 'tests/*.[ch]' 'bench/*.[ch]' \
+        'examples/*.c' |
         xargs -r clang-format --dry-run --Werror || status=1
 else
     echo "lint: clang-format 14 is absent; the format is not checked"

@@ -58,6 +58,10 @@ typedef struct kvs_err {
     char room[16];     /* "base", "state", "engine" ... */
     char msg[240];     /* one sentence that names the offending value */
 } kvs_err;
+#define KVS_ERR_INIT                                                                               \
+    {                                                                                              \
+        KVS_OK, 0, "", ""                                                                          \
+    }
 
 typedef enum kvs_log_level {
     KVS_LOG_ERROR = 1,

@@ -5,7 +5,9 @@
 
 #include "kvstate/batch.h"
 #include "kvstate/kvstate.h"
+#include "kvstate/interchange.h"
 #include "kvstate/model.h"
+#include "kvstate/persist.h"
 #include "kvstate/plan.h"
 #include "kvstate/sampler.h"
 #include "kvstate/session.h"

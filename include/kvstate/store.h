@@ -160,7 +160,9 @@ typedef struct kvs_store_part {
 
 enum {
     KVS_PUT_DURABLE = 1u << 0, /* return when it is durable; nothing is copied */
-    KVS_PUT_WAIT = 1u << 1     /* wait for room in the queue instead of KVS_NO */
+    KVS_PUT_WAIT = 1u << 1,    /* wait for room in the queue instead of KVS_NO */
+    KVS_PUT_BORROW = 1u << 2   /* nothing is copied: what parts point to stays until `done`, which
+                                  is called if the put was KVS_OK */
 };
 /* From a thread of the store (or of the call, if durable): KVS_OK with the entry, or why not. */
 typedef void (*kvs_put_fn)(void *user, kvs_status status, kvs_entry entry, const kvs_err *err);

@@ -37,7 +37,7 @@ static kvs_status map_fd(int fd, const char *path, kvs__map *out, kvs_err *err)
     }
     size_t bytes = (size_t)sb.st_size;
     if (bytes == 0) { /* mmap refuses an empty range */
-        *out = (kvs__map){empty_file, 0};
+        *out = (kvs__map){empty_file, 0, {0}};
         return KVS_OK;
     }
     void *p = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
@@ -45,7 +45,11 @@ static kvs_status map_fd(int fd, const char *path, kvs__map *out, kvs_err *err)
         return kvs__fail_errno(err, KVS_E_IO, errno, "base", "cannot map %zu bytes of '%.120s'",
                                bytes, path);
     }
-    *out = (kvs__map){p, bytes};
+    *out = (kvs__map){p,
+                      bytes,
+                      {(uint64_t)sb.st_dev, (uint64_t)sb.st_ino,
+                       (uint64_t)sb.st_mtim.tv_sec * 1000000000u + (uint64_t)sb.st_mtim.tv_nsec,
+                       (uint64_t)sb.st_ctim.tv_sec * 1000000000u + (uint64_t)sb.st_ctim.tv_nsec}};
     return KVS_OK;
 }
 
@@ -70,5 +74,5 @@ void kvs__map_close(kvs__map *m)
         } p = {m->data}; /* munmap takes a pointer without const */
         (void)munmap(p.out, m->bytes);
     }
-    *m = (kvs__map){NULL, 0};
+    *m = (kvs__map){NULL, 0, {0}};
 }

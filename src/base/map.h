@@ -13,6 +13,9 @@
 typedef struct kvs__map {
     const uint8_t *data; /* page-aligned; never NULL while open, also for an empty file */
     size_t bytes;        /* the file's size when it was opened */
+    /* Device, inode, time of change of content and of inode in ns: with the size they tell whether
+     * it is still the file that was mapped, as it was then. All 0: no file. */
+    uint64_t id[4];
 } kvs__map;
 
 /* Maps a regular file; the descriptor is closed before return. KVS_E_NOTFOUND: no such file.

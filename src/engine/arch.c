@@ -7,8 +7,10 @@
 #include <string.h>
 
 static const kvs__arch *const table[] = {
-    &kvs__arch_llama, &kvs__arch_qwen2,  &kvs__arch_qwen3,  &kvs__arch_qwen3moe,  &kvs__arch_olmoe,
-    &kvs__arch_phi3,  &kvs__arch_gemma2, &kvs__arch_gemma3, &kvs__arch_deepseek2,
+    &kvs__arch_llama,     &kvs__arch_qwen2,         &kvs__arch_qwen3,  &kvs__arch_qwen3moe,
+    &kvs__arch_olmoe,     &kvs__arch_phi3,          &kvs__arch_gemma2, &kvs__arch_gemma3,
+    &kvs__arch_deepseek2, &kvs__arch_qwen3next,     &kvs__arch_qwen35, &kvs__arch_mamba2,
+    &kvs__arch_gemma4,    &kvs__arch_granitehybrid,
 };
 
 const kvs__arch *kvs__arch_find(kvs__str name)
@@ -23,7 +25,8 @@ const kvs__arch *kvs__arch_find(kvs__str name)
 
 const char *kvs__arch_list(void)
 {
-    return "llama, qwen2, qwen3, qwen3moe, olmoe, phi3, gemma2, gemma3, deepseek2";
+    return "llama, qwen2, qwen3, qwen3moe, olmoe, phi3, gemma2, gemma3, deepseek2, qwen3next, "
+           "qwen35, mamba2, gemma4, granitehybrid";
 }
 
 static void make_key(const kvs_model *m, const char *suffix, char key[96])

@@ -13,8 +13,11 @@ enum {
     KVS__PART_BIAS = 1u << 2,       /* attn_q.bias, ..., attn_output.bias, where present */
     KVS__PART_ROPE_FREQS = 1u << 3, /* rope_freqs.weight, used where present */
     KVS__PART_WIDE_NORM = 1u << 4,  /* attn_q_norm, attn_k_norm, over all heads at once */
-    KVS__PART_FUSED = 1u << 5,  /* attn_qkv and ffn_up hold q, k, v and gate, up, one under other */
-    KVS__PART_EXPERTS = 1u << 6 /* layers with ffn_gate_inp are mixtures of experts */
+    KVS__PART_FUSED = 1u << 5, /* attn_qkv and ffn_up hold q, k, v and gate, up, one under other */
+    KVS__PART_EXPERTS = 1u << 6,   /* layers with ffn_gate_inp are mixtures of experts */
+    KVS__PART_POST_NAME = 1u << 7, /* the feed-forward's norm is post_attention_norm */
+    KVS__PART_NO_HEADS = 1u << 8,  /* no layer has attention: keys about heads are not read */
+    KVS__PART_NO_FFN = 1u << 9     /* nor a feed-forward */
 };
 
 typedef struct kvs__arch {
@@ -51,6 +54,10 @@ kvs_status kvs__param_str(const kvs_model *m, const char *suffix, kvs__str *out,
 /* Setup functions, and parts of them. attention.sliding_window for all layers, or all
  * but every sliding_window_pattern-th. */
 kvs_status kvs__setup_window(kvs_model *m, kvs_err *err);
+/* ssm.*, as KVS__MIX_RECURRENT in net.usual; full_attention_interval layers apart where there is
+ * attention as well. */
+kvs_status kvs__setup_delta(kvs_model *m, kvs_err *err);
+kvs_status kvs__setup_ssd(kvs_model *m, kvs_err *err);
 /* expert_*, for all layers; which of them are mixtures is seen by their tensors. */
 kvs_status kvs__setup_experts(kvs_model *m, bool normalise, kvs_err *err);
 
@@ -63,5 +70,10 @@ extern const kvs__arch kvs__arch_phi3;
 extern const kvs__arch kvs__arch_gemma2;
 extern const kvs__arch kvs__arch_gemma3;
 extern const kvs__arch kvs__arch_deepseek2;
+extern const kvs__arch kvs__arch_qwen3next;
+extern const kvs__arch kvs__arch_qwen35;
+extern const kvs__arch kvs__arch_mamba2;
+extern const kvs__arch kvs__arch_gemma4;
+extern const kvs__arch kvs__arch_granitehybrid;
 
 #endif

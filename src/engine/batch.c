@@ -221,6 +221,7 @@ static kvs_status run_step(kvs_batch *b, const kvs_batch_step *e, kvs_err *err)
     for (uint32_t r = 0; r < e->n_rows; r++) {
         kvs_session *s = e->sessions[r];
         uint32_t n = tokens_of(e, r);
+        kvs__persist_before(s->persist, n);
         kvs_status st = kvs_cache_reserve(s->cache, KVS_ALL_LAYERS, n, err);
         if (st != KVS_OK) {
             return row_failed(st, r, err);

@@ -38,6 +38,22 @@ static inline uint32_t kvs__step_skip(const kvs__step *step, uint32_t r)
     return step->last ? step->rows[r].first_wanted : 0;
 }
 
+/* The token of the step that is number `out` of those that go on. */
+static inline size_t kvs__step_source(const kvs__step *step, size_t out)
+{
+    size_t from = 0;
+    for (uint32_t r = 0; r < step->n_rows; r++) {
+        uint32_t skip = kvs__step_skip(step, r);
+        size_t n = step->rows[r].n - skip;
+        if (out < n) {
+            return from + skip + out;
+        }
+        out -= n;
+        from += step->rows[r].n;
+    }
+    return from;
+}
+
 struct kvs__graph {
     kvs_ctx *ctx;
     const kvs__net *net;
@@ -52,6 +68,7 @@ struct kvs__graph {
     float turn[KVS__MAX_ROPES];   /* cosine and sine are multiplied by it */
     float *cos[KVS__MAX_ROPES];   /* [max_tokens][n_rot / 2] */
     float *sin[KVS__MAX_ROPES];
+    float *side;          /* [max_tokens][n_layers][d_side] inputs of layers, net.d_side */
     float *x;             /* [max_tokens][d_model] the residual stream */
     float *h;             /* [max_tokens][d_model] a normed copy, or what a block adds */
     float *work;          /* the most that a block needs, cut by kvs__graph_take */
@@ -73,8 +90,15 @@ typedef struct kvs__ffn {
 
 extern const kvs__mixer kvs__mix_attention;
 extern const kvs__mixer kvs__mix_latent;
+extern const kvs__mixer kvs__mix_recurrent;
 extern const kvs__ffn kvs__ffn_dense;
 extern const kvs__ffn kvs__ffn_moe;
+
+/* side.c: the inputs that layers have of their own. Before the first layer, from g->x; and after a
+ * layer's feed-forward, whose result is in g->x: leaves in g->h what is to be normed and added. */
+kvs__need kvs__side_need(const kvs__net *net);
+void kvs__side_begin(kvs__graph *g, const kvs__step *step);
+void kvs__side_run(kvs__graph *g, uint32_t layer, const kvs__step *step);
 
 /* ffn_moe.c: from the router's scores p [n], which are used up, to the experts chosen [used] and
  * their weights [used]. */

@@ -30,6 +30,7 @@ typedef struct job {
     float *y;         /* [slots][d] */
     float *shared;    /* [n][2][d_shared] */
     float *shared_y;  /* [n][d] */
+    float *shared_g;  /* [n] scores of the shared expert's gate */
     uint32_t *choice; /* [n][used] expert */
     uint32_t *slot;   /* [n][used] */
     uint32_t *source; /* [slots] token */
@@ -46,7 +47,7 @@ static kvs__need need(const kvs__net *net, const kvs__layer *l)
     const kvs__moe *e = &l->moe;
     size_t d = net->d_model;
     size_t slot = 2 * d + 2 * (size_t)e->d_ff + 3 + 1;
-    size_t token = e->n + e->used * slot + 2 * (size_t)e->d_shared + d;
+    size_t token = e->n + e->used * slot + 2 * (size_t)e->d_shared + d + 1;
     size_t widest = d > e->d_ff ? d : e->d_ff;
     widest = widest > e->d_shared ? widest : e->d_shared;
     return (kvs__need){token, widest, 2 * (size_t)e->n + 1, 0};
@@ -237,7 +238,11 @@ static void combine(const void *arg, size_t t)
         kern->add(h, h, y, j->d);
     }
     if (j->e->d_shared > 0) {
-        kern->add(h, h, j->shared_y + t * j->d, j->d);
+        float *y = j->shared_y + t * j->d;
+        if (j->e->gated) {
+            kern->scale(y, y, kvs__sigmoid(j->shared_g[t]), j->d);
+        }
+        kern->add(h, h, y, j->d);
     }
 }
 
@@ -248,9 +253,10 @@ static void run_shared(job *j)
     const kvs__mat_out in[] = {
         {e->shared_gate, j->shared, e->d_shared},
         {e->shared_up, j->shared + j->n * e->d_shared, e->d_shared},
+        {e->shared_router, j->shared_g, 1},
     };
     const kvs__mat_out out[] = {{e->shared_down, j->shared_y, j->d}};
-    kvs__graph_multiply(g, in, KVS_COUNT(in), g->h, j->n);
+    kvs__graph_multiply(g, in, e->gated ? 3 : 2, g->h, j->n);
     kvs__graph_each(g, activate_shared, j, j->n);
     kvs__graph_multiply(g, out, KVS_COUNT(out), j->shared, j->n);
 }
@@ -274,6 +280,7 @@ static void run(kvs__graph *g, const kvs__layer *l, size_t n)
     j.y = kvs__graph_take(&at, slots * j.d);
     j.shared = kvs__graph_take(&at, 2 * n * e->d_shared);
     j.shared_y = kvs__graph_take(&at, n * j.d);
+    j.shared_g = kvs__graph_take(&at, n);
     j.choice = take_u32(&at, slots);
     j.slot = take_u32(&at, slots);
     j.source = take_u32(&at, slots);

@@ -149,12 +149,12 @@ static kvs_status open_bytes(kvs_ctx *ctx, const void *bytes, size_t n, kvs__map
 kvs_status kvs__gguf_open_mem(kvs_ctx *ctx, const void *bytes, size_t n, kvs__gguf **out,
                               kvs_err *err)
 {
-    return open_bytes(ctx, bytes, n, (kvs__map){NULL, 0}, out, err);
+    return open_bytes(ctx, bytes, n, (kvs__map){NULL, 0, {0}}, out, err);
 }
 
 kvs_status kvs__gguf_open(kvs_ctx *ctx, const char *path, kvs__gguf **out, kvs_err *err)
 {
-    kvs__map map = {NULL, 0};
+    kvs__map map = {NULL, 0, {0}};
     kvs_status st = kvs__map_open(path, &map, err);
     if (st != KVS_OK) {
         return st;

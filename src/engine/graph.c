@@ -20,8 +20,9 @@
 #define TOKENS_PER_ITEM 4u
 
 /* In the order of the enums in net.h. */
-static const kvs__mixer *const mixers[] = {&kvs__mix_attention, &kvs__mix_latent};
-static const kvs__ffn *const ffns[] = {&kvs__ffn_dense, &kvs__ffn_moe};
+static const kvs__mixer *const mixers[] = {&kvs__mix_attention, &kvs__mix_latent,
+                                           &kvs__mix_recurrent};
+static const kvs__ffn *const ffns[] = {&kvs__ffn_dense, &kvs__ffn_moe, NULL};
 
 /* ---- memory */
 
@@ -30,21 +31,32 @@ static size_t greater(size_t a, size_t b)
     return a > b ? a : b;
 }
 
+static void widen(kvs__need *most, kvs__need n)
+{
+    most->floats = greater(most->floats, n.floats);
+    most->fixed = greater(most->fixed, n.fixed);
+    most->each_thread = greater(most->each_thread, n.each_thread);
+    most->widest = greater(most->widest, n.widest);
+}
+
 /* The greatest need of all blocks, each field by itself. */
 static kvs__need need_of(const kvs__net *net)
 {
     kvs__need most = {0, net->d_model, 0, 0};
+    widen(&most, kvs__side_need(net));
     for (uint32_t i = 0; i < net->n_layers; i++) {
         const kvs__layer *l = &net->layers[i];
-        const kvs__need each[] = {mixers[l->mixer]->need(net, l), ffns[l->ffn]->need(net, l)};
-        for (size_t b = 0; b < KVS_COUNT(each); b++) {
-            most.floats = greater(most.floats, each[b].floats);
-            most.fixed = greater(most.fixed, each[b].fixed);
-            most.each_thread = greater(most.each_thread, each[b].each_thread);
-            most.widest = greater(most.widest, each[b].widest);
+        widen(&most, mixers[l->mixer]->need(net, l));
+        if (l->ffn != KVS__FFN_NONE) {
+            widen(&most, ffns[l->ffn]->need(net, l));
         }
     }
     return most;
+}
+
+static size_t side_of(const kvs__net *net)
+{
+    return (size_t)net->n_layers * net->d_side;
 }
 
 static size_t half_of(const kvs__net *net, uint32_t rope)
@@ -55,7 +67,7 @@ static size_t half_of(const kvs__net *net, uint32_t rope)
 /* Bytes of one token. Dimensions are at most 2^20 and there are a few: no overflow. */
 static size_t token_bytes(const kvs__net *net, const kvs__need *need)
 {
-    size_t floats = 2 * (size_t)net->d_model + need->floats;
+    size_t floats = 2 * (size_t)net->d_model + side_of(net) + need->floats;
     for (uint32_t r = 0; r < net->n_ropes; r++) {
         floats += 2 * half_of(net, r);
     }
@@ -95,6 +107,7 @@ static void carve(kvs__graph *g)
         g->cos[r] = kvs__graph_take(&at, n * half_of(net, r));
         g->sin[r] = kvs__graph_take(&at, n * half_of(net, r));
     }
+    g->side = kvs__graph_take(&at, n * side_of(net));
     g->x = kvs__graph_take(&at, n * net->d_model);
     g->h = kvs__graph_take(&at, n * net->d_model);
     g->token = (int32_t *)(void *)kvs__graph_take(&at, n);
@@ -277,6 +290,7 @@ static void begin_token(const void *arg, size_t t)
 typedef struct join {
     const kvs__graph *g;
     const float *post_norm;
+    const float *out_scale; /* of the stream after that, or NULL */
     const float *next_norm;
 } join;
 
@@ -290,7 +304,13 @@ static void join_token(const void *arg, size_t t)
     if (j->post_norm) {
         g->kern->rms_norm(h, h, j->post_norm, d, g->net->rms_eps);
     }
+    if (g->net->block_scale != 1.0f) {
+        g->kern->scale(h, h, g->net->block_scale, d);
+    }
     g->kern->add(x, x, h, d);
+    if (j->out_scale) {
+        g->kern->scale(x, x, *j->out_scale, d);
+    }
     if (j->next_norm) {
         norm(g, j->next_norm, t);
     }
@@ -321,11 +341,22 @@ static kvs_status run_layer(kvs__graph *g, uint32_t i, const kvs__step *step, kv
     if (step->last) {
         keep_wanted(g, step);
     }
-    join mixed = {g, l->post_attn_norm, l->ffn_norm};
-    kvs__graph_each(g, join_token, &mixed, step->n_out);
-    ffns[l->ffn]->run(g, l, step->n_out);
-    join fed = {g, l->post_ffn_norm, step->last ? g->net->output_norm : l[1].attn_norm};
-    kvs__graph_each(g, join_token, &fed, step->n_out);
+    bool fed = l->ffn != KVS__FFN_NONE;
+    bool side = g->net->d_side > 0;
+    join mixed = {g, l->post_attn_norm, NULL, l->ffn_norm};
+    join last = {g, fed ? l->post_ffn_norm : l->post_attn_norm, l->out_scale,
+                 step->last ? g->net->output_norm : l[1].attn_norm};
+    if (fed) {
+        kvs__graph_each(g, join_token, &mixed, step->n_out);
+        ffns[l->ffn]->run(g, l, step->n_out);
+    }
+    if (side) {
+        join before = {g, last.post_norm, NULL, NULL};
+        kvs__graph_each(g, join_token, &before, step->n_out);
+        kvs__side_run(g, i, step);
+        last.post_norm = l->side_norm;
+    }
+    kvs__graph_each(g, join_token, &last, step->n_out);
     return KVS_OK;
 }
 
@@ -351,6 +382,9 @@ kvs_status kvs__graph_run(kvs__graph *g, const kvs__graph_row *rows, uint32_t n_
     take_rows(g, &step, &n_wanted);
     step.n_out = step.n_tokens;
     kvs__graph_each(g, begin_token, g, step.n_tokens);
+    if (g->net->d_side > 0) {
+        kvs__side_begin(g, &step);
+    }
     kvs_status st = KVS_OK;
     for (uint32_t i = 0; st == KVS_OK && i < g->net->n_layers; i++) {
         step.last = i + 1 == g->net->n_layers;
@@ -365,6 +399,9 @@ void kvs__graph_logits(kvs__graph *g, uint32_t first, uint32_t n, float *dst)
     const kvs__net *net = g->net;
     const kvs__mat_out out[] = {{net->output, dst, net->n_vocab}};
     kvs__graph_multiply(g, out, KVS_COUNT(out), g->h + (size_t)first * net->d_model, n);
+    if (net->logit_scale != 1.0f) {
+        g->kern->scale(dst, dst, net->logit_scale, (size_t)n * net->n_vocab);
+    }
     if (net->logit_softcap > 0.0f) {
         for (size_t i = 0; i < (size_t)n * net->n_vocab; i++) {
             dst[i] = kvs__softcap(dst[i], net->logit_softcap);

@@ -28,7 +28,11 @@ enum {
     KVS__HF_FOUR_NORMS = 1u << 1,    /* a norm before and after each block */
     KVS__HF_FUSED = 1u << 2,         /* qkv_proj, gate_up_proj */
     KVS__HF_WINDOW = 1u << 3,        /* sliding_window is heeded */
-    KVS__HF_MIXTRAL = 1u << 4        /* block_sparse_moe.experts.N.w1 ... */
+    KVS__HF_MIXTRAL = 1u << 4,       /* block_sparse_moe.experts.N.w1 ... */
+    KVS__HF_DELTA = 1u << 5,         /* linear_attn; norms minus one where the file is no MLX one */
+    KVS__HF_MAMBA = 1u << 6,         /* backbone.layers.N.mixer */
+    KVS__HF_GEMMA4 = 1u << 7,
+    KVS__HF_GRANITE = 1u << 8 /* mamba, shared_mlp, block_sparse_moe */
 };
 
 typedef struct kvs__hf kvs__hf;

@@ -11,12 +11,14 @@
 #include <string.h>
 
 #include "base/half.h"
-#include "engine/hf_priv.h"
+#include "engine/hf_config.h"
 #include "engine/hf_rope.h"
 
 #define HALVES KVS__ROPE_HALVES
 #define PAIRS  KVS__ROPE_PAIRS
 #define GEMMA  (KVS__HF_NORM_PLUS_ONE | KVS__HF_FOUR_NORMS | KVS__HF_WINDOW)
+
+#define GEMMA4 (KVS__HF_FOUR_NORMS | KVS__HF_WINDOW | KVS__HF_GEMMA4)
 
 static const kvs__hf_family families[] = {
     {"llama", "llama", 0, HALVES},
@@ -31,6 +33,15 @@ static const kvs__hf_family families[] = {
     {"qwen3_moe", "qwen3moe", 0, HALVES},
     {"olmoe", "olmoe", 0, HALVES},
     {"deepseek_v2", "deepseek2", 0, PAIRS},
+    {"qwen3_next", "qwen3next", KVS__HF_DELTA, HALVES},
+    {"qwen3_5", "qwen35", KVS__HF_DELTA, HALVES},
+    {"qwen3_5_text", "qwen35", KVS__HF_DELTA, HALVES},
+    {"qwen3_5_moe", "qwen35", KVS__HF_DELTA, HALVES},
+    {"qwen3_5_moe_text", "qwen35", KVS__HF_DELTA, HALVES},
+    {"mamba2", "mamba2", KVS__HF_MAMBA, HALVES},
+    {"granitemoehybrid", "granitehybrid", KVS__HF_GRANITE, HALVES},
+    {"gemma4", "gemma4", GEMMA4, HALVES},
+    {"gemma4_text", "gemma4", GEMMA4, HALVES},
 };
 
 kvs__jval kvs__hf_text_config(const kvs__hf *hf)
@@ -58,14 +69,7 @@ kvs_status kvs__hf_find_family(kvs__hf *hf, kvs_err *err)
 
 /* ---- values */
 
-typedef struct writer {
-    kvs__hf *hf;
-    kvs__jval config;
-    kvs_err *err;
-    kvs_status st;           /* the first failure */
-    const char *written[64]; /* suffixes: the first value of a key counts */
-    size_t n_written;
-} writer;
+typedef kvs__hf_writer writer;
 
 static const char *make_key(const writer *w, const char *suffix, char key[96])
 {
@@ -73,14 +77,13 @@ static const char *make_key(const writer *w, const char *suffix, char key[96])
     return key;
 }
 
-/* null counts as absent, which is how configurations are written. */
-static kvs__jval get(const writer *w, const char *name)
+kvs__jval kvs__hf_get(const writer *w, const char *name)
 {
     kvs__jval v = kvs__json_get(w->config, name);
     return kvs__json_kind(v) == KVS__JSON_NULL ? (kvs__jval){NULL, 0} : v;
 }
 
-static void wrong(writer *w, const char *name, kvs__jval v, const char *wanted)
+void kvs__hf_wrong(writer *w, const char *name, kvs__jval v, const char *wanted)
 {
     kvs__str raw = kvs__json_raw(v);
     w->st = kvs__fail(w->err, KVS_E_FORMAT, "engine", "config.json: %s is %s %s, not %s", name,
@@ -100,7 +103,7 @@ static bool is_new(writer *w, const char *suffix)
     return true;
 }
 
-static void put_u32(writer *w, const char *suffix, uint32_t v)
+void kvs__hf_put_u32(writer *w, const char *suffix, uint32_t v)
 {
     char key[96];
     if (w->st == KVS_OK && is_new(w, suffix)) {
@@ -108,7 +111,15 @@ static void put_u32(writer *w, const char *suffix, uint32_t v)
     }
 }
 
-static void put_f32(writer *w, const char *suffix, double v)
+void kvs__hf_put_bool(kvs__hf_writer *w, const char *suffix, bool v)
+{
+    char key[96];
+    if (w->st == KVS_OK && is_new(w, suffix)) {
+        w->st = kvs__meta_bool(w->hf, make_key(w, suffix, key), v, w->err);
+    }
+}
+
+void kvs__hf_put_f32(writer *w, const char *suffix, double v)
 {
     char key[96];
     if (w->st == KVS_OK && is_new(w, suffix)) {
@@ -116,41 +127,40 @@ static void put_f32(writer *w, const char *suffix, double v)
     }
 }
 
-/* False: absent or wrong (w->st tells). */
-static bool read_u32(writer *w, const char *name, uint32_t *out)
+bool kvs__hf_read_u32(writer *w, const char *name, uint32_t *out)
 {
-    kvs__jval v = get(w, name);
+    kvs__jval v = kvs__hf_get(w, name);
     int64_t i = -1;
     if (w->st != KVS_OK || !v.doc) {
         return false;
     }
     if (!kvs__json_int(v, &i) || i < 0 || i > UINT32_MAX) {
-        wrong(w, name, v, "a whole number");
+        kvs__hf_wrong(w, name, v, "a whole number");
         return false;
     }
     *out = (uint32_t)i;
     return true;
 }
 
-static bool read_number(writer *w, const char *name, double *out)
+bool kvs__hf_read_number(writer *w, const char *name, double *out)
 {
-    kvs__jval v = get(w, name);
+    kvs__jval v = kvs__hf_get(w, name);
     if (w->st != KVS_OK || !v.doc) {
         return false;
     }
     if (!kvs__json_double(v, out) || !isfinite((float)*out)) {
-        wrong(w, name, v, "a number");
+        kvs__hf_wrong(w, name, v, "a number");
         return false;
     }
     return true;
 }
 
-static bool read_bool(writer *w, const char *name, bool fallback)
+bool kvs__hf_read_bool(writer *w, const char *name, bool fallback)
 {
-    kvs__jval v = get(w, name);
+    kvs__jval v = kvs__hf_get(w, name);
     kvs__json_type type = kvs__json_kind(v);
     if (w->st == KVS_OK && v.doc && type != KVS__JSON_TRUE && type != KVS__JSON_FALSE) {
-        wrong(w, name, v, "true or false");
+        kvs__hf_wrong(w, name, v, "true or false");
     }
     return v.doc ? type == KVS__JSON_TRUE : fallback;
 }
@@ -208,6 +218,7 @@ static const struct {
     {"gemma2", "query_pre_attn_scalar", "", 256, false},
     {"gemma2", "sliding_window", "attention.sliding_window", 4096, true},
     {"gemma2", "attn_logit_softcapping", "attn_logit_softcapping", 50, false},
+    {"gemma4", "final_logit_softcapping", "final_logit_softcapping", 30, false},
     {"gemma2", "final_logit_softcapping", "final_logit_softcapping", 30, false},
 };
 
@@ -216,13 +227,13 @@ static void write_tables(writer *w)
     uint32_t n = 0;
     double x = 0.0;
     for (size_t i = 0; i < KVS_COUNT(counts); i++) {
-        if (read_u32(w, counts[i].name, &n)) {
-            put_u32(w, counts[i].suffix, n);
+        if (kvs__hf_read_u32(w, counts[i].name, &n)) {
+            kvs__hf_put_u32(w, counts[i].suffix, n);
         }
     }
     for (size_t i = 0; i < KVS_COUNT(numbers); i++) {
-        if (read_number(w, numbers[i].name, &x)) {
-            put_f32(w, numbers[i].suffix, x);
+        if (kvs__hf_read_number(w, numbers[i].name, &x)) {
+            kvs__hf_put_f32(w, numbers[i].suffix, x);
         }
     }
     for (size_t i = 0; i < KVS_COUNT(defaults); i++) {
@@ -232,9 +243,9 @@ static void write_tables(writer *w)
             continue;
         }
         if (defaults[i].is_count) {
-            put_u32(w, defaults[i].suffix, (uint32_t)defaults[i].value);
+            kvs__hf_put_u32(w, defaults[i].suffix, (uint32_t)defaults[i].value);
         } else {
-            put_f32(w, defaults[i].suffix, defaults[i].value);
+            kvs__hf_put_f32(w, defaults[i].suffix, defaults[i].value);
         }
     }
 }
@@ -246,7 +257,9 @@ static void check_required(writer *w)
                                         "intermediate_size",   "max_position_embeddings",
                                         "num_attention_heads", "rms_norm_eps"};
     for (size_t i = 0; w->st == KVS_OK && i < KVS_COUNT(names); i++) {
-        bool have = get(w, names[i]).doc != NULL;
+        bool have = kvs__hf_get(w, names[i]).doc != NULL ||
+                    (i == 2 && kvs__hf_get(w, "moe_intermediate_size").doc &&
+                     w->hf->family->flags & KVS__HF_DELTA);
         for (size_t k = 0; k < KVS_COUNT(defaults); k++) {
             have = have || (strcmp(defaults[k].arch, w->hf->family->arch) == 0 &&
                             strcmp(defaults[k].name, names[i]) == 0);
@@ -259,7 +272,7 @@ static void check_required(writer *w)
 
 /* ---- what tables cannot say */
 
-static void refuse(writer *w, const char *name, const char *why)
+void kvs__hf_refuse(writer *w, const char *name, const char *why)
 {
     if (w->st == KVS_OK) {
         w->st = kvs__fail(w->err, KVS_E_UNSUPPORTED, "engine", "config.json: %s %s", name, why);
@@ -269,8 +282,8 @@ static void refuse(writer *w, const char *name, const char *why)
 static void check_activation(writer *w)
 {
     bool gelu = w->hf->family->flags & KVS__HF_FOUR_NORMS;
-    kvs__jval act = get(w, "hidden_act");
-    kvs__jval own = get(w, "hidden_activation"); /* Gemma 2 and 3 heed this one */
+    kvs__jval act = kvs__hf_get(w, "hidden_act");
+    kvs__jval own = kvs__hf_get(w, "hidden_activation"); /* Gemma 2 and 3 heed this one */
     act = gelu && own.doc ? own : act;
     if (!act.doc) {
         return;
@@ -278,23 +291,25 @@ static void check_activation(writer *w)
     bool good = gelu ? kvs__json_is(act, "gelu_pytorch_tanh") || kvs__json_is(act, "gelu")
                      : kvs__json_is(act, "silu") || kvs__json_is(act, "swish");
     if (!good) {
-        wrong(w, "hidden_act", act, gelu ? "gelu_pytorch_tanh" : "silu");
+        kvs__hf_wrong(w, "hidden_act", act, gelu ? "gelu_pytorch_tanh" : "silu");
     }
 }
 
 /* Layers with a window: all, or all but every p-th. */
 static void write_pattern(writer *w)
 {
-    kvs__jval types = get(w, "layer_types");
+    kvs__jval types = kvs__hf_get(w, "layer_types");
     uint32_t p = 0;
-    if (read_u32(w, "sliding_window_pattern", &p)) {
-        put_u32(w, "attention.sliding_window_pattern", p);
+    bool listed = types.doc && w->hf->family->flags & KVS__HF_GEMMA4;
+    if (!listed && kvs__hf_read_u32(w, "sliding_window_pattern", &p)) {
+        kvs__hf_put_u32(w, "attention.sliding_window_pattern", p);
         return;
     }
     if (kvs__json_kind(types) != KVS__JSON_ARRAY) {
         if (w->hf->family->flags & KVS__HF_FOUR_NORMS) {
             bool two = strcmp(w->hf->family->arch, "gemma2") == 0;
-            put_u32(w, "attention.sliding_window_pattern", two ? 2 : 6);
+            bool four = (w->hf->family->flags & KVS__HF_GEMMA4) != 0;
+            kvs__hf_put_u32(w, "attention.sliding_window_pattern", two ? 2 : four ? 5 : 6);
         }
         return;
     }
@@ -312,25 +327,27 @@ static void write_pattern(writer *w)
         i++;
         bool full = i % p == 0;
         if (!kvs__json_is(v, full ? "full_attention" : "sliding_attention")) {
-            wrong(w, "layer_types", v, "part of a pattern that repeats");
+            kvs__hf_wrong(w, "layer_types", v, "part of a pattern that repeats");
             return;
         }
     }
-    put_u32(w, "attention.sliding_window_pattern", p > 1024 ? 1024 : p);
+    kvs__hf_put_u32(w, "attention.sliding_window_pattern", p > 1024 ? 1024 : p);
 }
 
 static void write_window(writer *w)
 {
     uint32_t window = 0;
     if (!(w->hf->family->flags & KVS__HF_WINDOW)) {
-        if (read_bool(w, "use_sliding_window", false)) {
-            refuse(w, "use_sliding_window", "is true; this family runs without a window alone");
+        if (kvs__hf_read_bool(w, "use_sliding_window", false)) {
+            kvs__hf_refuse(w, "use_sliding_window",
+                           "is true; this family runs without a window alone");
         }
         return;
     }
-    if (read_u32(w, "sliding_window", &window)) {
-        put_u32(w, "attention.sliding_window", window);
-    } else if (strcmp(w->hf->family->arch, "gemma3") == 0 && w->st == KVS_OK) {
+    if (kvs__hf_read_u32(w, "sliding_window", &window)) {
+        kvs__hf_put_u32(w, "attention.sliding_window", window);
+    } else if (w->hf->family->flags & KVS__HF_FOUR_NORMS &&
+               strcmp(w->hf->family->arch, "gemma2") != 0 && w->st == KVS_OK) {
         /* the libraries' defaults differ, 512 and 4096 */
         w->st = kvs__fail(w->err, KVS_E_FORMAT, "engine", "config.json has no sliding_window");
     }
@@ -341,19 +358,20 @@ static void write_window(writer *w)
 static void write_scales(writer *w)
 {
     double x = 256.0;
-    if (!(w->hf->family->flags & KVS__HF_FOUR_NORMS)) {
+    if (!(w->hf->family->flags & KVS__HF_FOUR_NORMS) || w->hf->family->flags & KVS__HF_GEMMA4) {
         return;
     }
-    (void)read_number(w, "query_pre_attn_scalar", &x);
+    (void)kvs__hf_read_number(w, "query_pre_attn_scalar", &x);
     if (w->st == KVS_OK && !(x > 0.0)) {
-        wrong(w, "query_pre_attn_scalar", get(w, "query_pre_attn_scalar"), "a positive number");
+        kvs__hf_wrong(w, "query_pre_attn_scalar", kvs__hf_get(w, "query_pre_attn_scalar"),
+                      "a positive number");
     }
-    put_f32(w, "attention.scale", 1.0 / sqrt(x));
+    kvs__hf_put_f32(w, "attention.scale", 1.0 / sqrt(x));
     uint32_t width = 0;
-    if (read_u32(w, "hidden_size", &width)) {
+    if (kvs__hf_read_u32(w, "hidden_size", &width)) {
         /* rounded to bf16, as it was in training and is in both libraries */
         float scale = kvs__bf16_to_f32(kvs__bf16_from_f32(sqrtf((float)width)));
-        put_f32(w, "embedding_scale", (double)scale);
+        kvs__hf_put_f32(w, "embedding_scale", (double)scale);
     }
 }
 
@@ -362,28 +380,30 @@ static void write_experts(writer *w)
     static const char *const counts_of[] = {"num_experts", "num_local_experts", "n_routed_experts"};
     bool have = false;
     for (size_t i = 0; i < KVS_COUNT(counts_of); i++) {
-        have = have || get(w, counts_of[i]).doc != NULL;
+        have = have || kvs__hf_get(w, counts_of[i]).doc != NULL;
     }
     char name[96];
     if (!have || w->st != KVS_OK) {
         return;
     }
-    bool norm = read_bool(w, "norm_topk_prob", w->hf->family->flags & KVS__HF_MIXTRAL);
+    bool norm = kvs__hf_read_bool(w, "norm_topk_prob",
+                                  w->hf->family->flags &
+                                      (KVS__HF_MIXTRAL | KVS__HF_DELTA | KVS__HF_GRANITE));
     if (w->st == KVS_OK) {
         w->st = kvs__meta_bool(w->hf, make_key(w, "expert_weights_norm", name), norm, w->err);
     }
-    kvs__jval score = get(w, "scoring_func");
-    put_u32(w, "expert_gating_func", kvs__json_is(score, "sigmoid") ? 2 : 1);
-    kvs__jval method = get(w, "topk_method");
+    kvs__jval score = kvs__hf_get(w, "scoring_func");
+    kvs__hf_put_u32(w, "expert_gating_func", kvs__json_is(score, "sigmoid") ? 2 : 1);
+    kvs__jval method = kvs__hf_get(w, "topk_method");
     uint32_t groups = 0;
     uint32_t best = 0;
     if (kvs__json_is(method, "group_limited_greedy")) {
-        if (read_u32(w, "n_group", &groups) && read_u32(w, "topk_group", &best)) {
-            put_u32(w, "expert_group_count", groups);
-            put_u32(w, "expert_group_used_count", best);
+        if (kvs__hf_read_u32(w, "n_group", &groups) && kvs__hf_read_u32(w, "topk_group", &best)) {
+            kvs__hf_put_u32(w, "expert_group_count", groups);
+            kvs__hf_put_u32(w, "expert_group_used_count", best);
         }
     } else if (method.doc && !kvs__json_is(method, "greedy")) {
-        refuse(w, "topk_method", "is neither greedy nor group_limited_greedy");
+        kvs__hf_refuse(w, "topk_method", "is neither greedy nor group_limited_greedy");
     }
 }
 
@@ -394,26 +414,31 @@ static void write_latent(writer *w)
     uint32_t rope = 0;
     uint32_t v = 0;
     uint32_t rank = 0;
-    if (!read_u32(w, "kv_lora_rank", &rank) || !read_u32(w, "qk_nope_head_dim", &nope) ||
-        !read_u32(w, "qk_rope_head_dim", &rope) || !read_u32(w, "v_head_dim", &v)) {
+    if (!kvs__hf_read_u32(w, "kv_lora_rank", &rank) ||
+        !kvs__hf_read_u32(w, "qk_nope_head_dim", &nope) ||
+        !kvs__hf_read_u32(w, "qk_rope_head_dim", &rope) || !kvs__hf_read_u32(w, "v_head_dim", &v)) {
         return;
     }
     if (nope > 65536 || rope > 65536 || rank > 65536) {
-        refuse(w, "qk_nope_head_dim", "is too large");
+        kvs__hf_refuse(w, "qk_nope_head_dim", "is too large");
         return;
     }
-    put_u32(w, "attention.key_length", nope + rope);
-    put_u32(w, "attention.value_length", v);
-    put_u32(w, "attention.key_length_mla", nope + rope);
-    put_u32(w, "attention.value_length_mla", v);
-    put_u32(w, "rope.dimension_count", rope);
+    kvs__hf_put_u32(w, "attention.key_length", nope + rope);
+    kvs__hf_put_u32(w, "attention.value_length", v);
+    kvs__hf_put_u32(w, "attention.key_length_mla", nope + rope);
+    kvs__hf_put_u32(w, "attention.value_length_mla", v);
+    kvs__hf_put_u32(w, "rope.dimension_count", rope);
 }
 
 static void write_arch(writer *w)
 {
-    check_required(w);
+    kvs__hf_write_layers(w);
     check_activation(w);
-    if (get(w, "kv_lora_rank").doc) {
+    if (w->hf->family->flags & KVS__HF_MAMBA) {
+        return; /* neither heads nor positions */
+    }
+    check_required(w);
+    if (kvs__hf_get(w, "kv_lora_rank").doc) {
         write_latent(w);
     }
     write_tables(w);

@@ -9,42 +9,82 @@
 
 #include "engine/hf_priv.h"
 
+enum { NORM = 1, WHOLE = 2 }; /* WHOLE: the file's name has no .weight or .bias after it */
+
 typedef struct rule {
     const char *engine; /* after "blk.N.", without .weight or .bias */
     const char *hf;     /* after prefix "layers.N." */
     uint32_t flags;     /* of the family: all of them set */
-    uint32_t is_norm;
+    uint32_t kind;
 } rule;
 
 static const rule layer_rules[] = {
-    {"ffn_norm", "pre_feedforward_layernorm", KVS__HF_FOUR_NORMS, 1},
-    {"post_attention_norm", "post_attention_layernorm", KVS__HF_FOUR_NORMS, 1},
-    {"post_ffw_norm", "post_feedforward_layernorm", KVS__HF_FOUR_NORMS, 1},
+    {"ffn_norm", "pre_feedforward_layernorm", KVS__HF_FOUR_NORMS, NORM},
+    {"post_attention_norm", "post_attention_layernorm", KVS__HF_DELTA, NORM},
+    {"attn_qkv", "linear_attn.in_proj_qkv", KVS__HF_DELTA, 0},
+    {"attn_gate", "linear_attn.in_proj_z", KVS__HF_DELTA, 0},
+    {"ssm_in", "linear_attn.in_proj_qkvz", KVS__HF_DELTA, 0},
+    {"ssm_ba", "linear_attn.in_proj_ba", KVS__HF_DELTA, 0},
+    {"ssm_alpha", "linear_attn.in_proj_a", KVS__HF_DELTA, 0},
+    {"ssm_beta", "linear_attn.in_proj_b", KVS__HF_DELTA, 0},
+    {"ssm_conv1d", "linear_attn.conv1d", KVS__HF_DELTA, 0},
+    {"ssm_dt", "linear_attn.dt_bias", KVS__HF_DELTA, WHOLE},
+    {"ssm_a", "linear_attn.A_log", KVS__HF_DELTA, 0},
+    {"ssm_norm", "linear_attn.norm", KVS__HF_DELTA, 0},
+    {"ssm_out", "linear_attn.out_proj", KVS__HF_DELTA, 0},
+    {"ffn_gate_inp_shexp", "mlp.shared_expert_gate", KVS__HF_DELTA, 0},
+    {"ffn_gate_shexp", "mlp.shared_expert.gate_proj", KVS__HF_DELTA, 0},
+    {"ffn_up_shexp", "mlp.shared_expert.up_proj", KVS__HF_DELTA, 0},
+    {"ffn_down_shexp", "mlp.shared_expert.down_proj", KVS__HF_DELTA, 0},
+    {"attn_norm", "norm", KVS__HF_MAMBA, NORM},
+    {"ssm_in", "mixer.in_proj", KVS__HF_MAMBA, 0},
+    {"ssm_conv1d", "mixer.conv1d", KVS__HF_MAMBA, 0},
+    {"ssm_dt", "mixer.dt_bias", KVS__HF_MAMBA, WHOLE},
+    {"ssm_a", "mixer.A_log", KVS__HF_MAMBA, 0},
+    {"ssm_d", "mixer.D", KVS__HF_MAMBA, 0},
+    {"ssm_norm", "mixer.norm", KVS__HF_MAMBA, 0},
+    {"ssm_out", "mixer.out_proj", KVS__HF_MAMBA, 0},
+    {"ssm_in", "mamba.in_proj", KVS__HF_GRANITE, 0},
+    {"ssm_conv1d", "mamba.conv1d", KVS__HF_GRANITE, 0},
+    {"ssm_dt", "mamba.dt_bias", KVS__HF_GRANITE, WHOLE},
+    {"ssm_a", "mamba.A_log", KVS__HF_GRANITE, 0},
+    {"ssm_d", "mamba.D", KVS__HF_GRANITE, 0},
+    {"ssm_norm", "mamba.norm", KVS__HF_GRANITE, 0},
+    {"ssm_out", "mamba.out_proj", KVS__HF_GRANITE, 0},
+    {"ffn_gate_inp", "block_sparse_moe.router.layer", KVS__HF_GRANITE, 0},
+    {"ffn_gate_up_shexp", "shared_mlp.input_linear", KVS__HF_GRANITE, 0},
+    {"ffn_down_shexp", "shared_mlp.output_linear", KVS__HF_GRANITE, 0},
+    {"inp_gate", "per_layer_input_gate", KVS__HF_GEMMA4, 0},
+    {"proj", "per_layer_projection", KVS__HF_GEMMA4, 0},
+    {"post_norm", "post_per_layer_input_norm", KVS__HF_GEMMA4, NORM},
+    {"layer_output_scale", "layer_scalar", KVS__HF_GEMMA4, WHOLE},
+    {"post_attention_norm", "post_attention_layernorm", KVS__HF_FOUR_NORMS, NORM},
+    {"post_ffw_norm", "post_feedforward_layernorm", KVS__HF_FOUR_NORMS, NORM},
     {"attn_qkv", "self_attn.qkv_proj", KVS__HF_FUSED, 0},
     {"ffn_up", "mlp.gate_up_proj", KVS__HF_FUSED, 0},
     {"ffn_gate_inp", "block_sparse_moe.gate", KVS__HF_MIXTRAL, 0},
-    {"attn_norm", "input_layernorm", 0, 1},
-    {"ffn_norm", "post_attention_layernorm", 0, 1},
+    {"attn_norm", "input_layernorm", 0, NORM},
+    {"ffn_norm", "post_attention_layernorm", 0, NORM},
     {"attn_q", "self_attn.q_proj", 0, 0},
     {"attn_k", "self_attn.k_proj", 0, 0},
     {"attn_v", "self_attn.v_proj", 0, 0},
     {"attn_output", "self_attn.o_proj", 0, 0},
-    {"attn_q_norm", "self_attn.q_norm", 0, 1},
-    {"attn_k_norm", "self_attn.k_norm", 0, 1},
+    {"attn_q_norm", "self_attn.q_norm", 0, NORM},
+    {"attn_k_norm", "self_attn.k_norm", 0, NORM},
     {"ffn_gate", "mlp.gate_proj", 0, 0},
     {"ffn_up", "mlp.up_proj", 0, 0},
     {"ffn_down", "mlp.down_proj", 0, 0},
     {"ffn_gate_inp", "mlp.gate", 0, 0},
-    {"exp_probs_b", "mlp.gate.e_score_correction_bias", 0, 0},
+    {"exp_probs_b", "mlp.gate.e_score_correction_bias", 0, WHOLE},
     {"ffn_gate_shexp", "mlp.shared_experts.gate_proj", 0, 0},
     {"ffn_up_shexp", "mlp.shared_experts.up_proj", 0, 0},
     {"ffn_down_shexp", "mlp.shared_experts.down_proj", 0, 0},
     /* latent attention */
     {"attn_q_a", "self_attn.q_a_proj", 0, 0},
-    {"attn_q_a_norm", "self_attn.q_a_layernorm", 0, 1},
+    {"attn_q_a_norm", "self_attn.q_a_layernorm", 0, NORM},
     {"attn_q_b", "self_attn.q_b_proj", 0, 0},
     {"attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa", 0, 0},
-    {"attn_kv_a_norm", "self_attn.kv_a_layernorm", 0, 1},
+    {"attn_kv_a_norm", "self_attn.kv_a_layernorm", 0, NORM},
     {"attn_kv_b", "self_attn.kv_b_proj", 0, 0},
     {"attn_k_b", "self_attn.embed_q", 0, 0},
     {"attn_v_b", "self_attn.unembed_out", 0, 0},
@@ -63,6 +103,12 @@ static const struct {
      KVS__HF_MIXTRAL},
     {"ffn_down_exps", "block_sparse_moe.switch_mlp.down_proj", "block_sparse_moe.experts.", ".w2",
      KVS__HF_MIXTRAL},
+    {"ffn_gate_exps", "block_sparse_moe.switch_mlp.gate_proj", "block_sparse_moe.experts.",
+     ".gate_proj", KVS__HF_GRANITE},
+    {"ffn_up_exps", "block_sparse_moe.switch_mlp.up_proj", "block_sparse_moe.experts.", ".up_proj",
+     KVS__HF_GRANITE},
+    {"ffn_down_exps", "block_sparse_moe.switch_mlp.down_proj", "block_sparse_moe.experts.",
+     ".down_proj", KVS__HF_GRANITE},
     {"ffn_gate_exps", "mlp.switch_mlp.gate_proj", "mlp.experts.", ".gate_proj", 0},
     {"ffn_up_exps", "mlp.switch_mlp.up_proj", "mlp.experts.", ".up_proj", 0},
     {"ffn_down_exps", "mlp.switch_mlp.down_proj", "mlp.experts.", ".down_proj", 0},
@@ -117,6 +163,27 @@ static const rule *find_rule(const kvs__hf *hf, const char *stem)
     return NULL;
 }
 
+/* The file's name of what belongs to no layer, after the prefix; NULL: there is no rule. */
+static const char *find_end(const kvs__hf *hf, const char *stem)
+{
+    static const rule rules[] = {
+        {"token_embd", "embeddings", KVS__HF_MAMBA, 0},
+        {"output_norm", "norm_f", KVS__HF_MAMBA, 0},
+        {"per_layer_token_embd", "embed_tokens_per_layer", KVS__HF_GEMMA4, 0},
+        {"per_layer_model_proj", "per_layer_model_projection", KVS__HF_GEMMA4, 0},
+        {"per_layer_proj_norm", "per_layer_projection_norm", KVS__HF_GEMMA4, 0},
+        {"token_embd", "embed_tokens", 0, 0},
+        {"output_norm", "norm", 0, 0},
+    };
+    for (size_t i = 0; i < KVS_COUNT(rules); i++) {
+        if ((flags_of(hf) & rules[i].flags) == rules[i].flags &&
+            strcmp(stem, rules[i].engine) == 0) {
+            return rules[i].hf;
+        }
+    }
+    return NULL;
+}
+
 typedef struct found {
     char name[160];
     bool is_norm;
@@ -131,11 +198,10 @@ static found translate(const kvs__hf *hf, const char *name)
         return f;
     }
     if (p.layer < 0) {
-        if (strcmp(p.stem, "token_embd") == 0) {
-            (void)snprintf(f.name, sizeof f.name, "%sembed_tokens%s", hf->prefix, p.tail);
-        } else if (strcmp(p.stem, "output_norm") == 0) {
-            (void)snprintf(f.name, sizeof f.name, "%snorm%s", hf->prefix, p.tail);
-            f.is_norm = true;
+        const char *end = find_end(hf, p.stem);
+        if (end) {
+            (void)snprintf(f.name, sizeof f.name, "%s%s%s", hf->prefix, end, p.tail);
+            f.is_norm = strcmp(p.stem, "output_norm") == 0;
         } else if (strcmp(p.stem, "output") == 0 && hf->head) {
             (void)snprintf(f.name, sizeof f.name, "%s%s", hf->head, p.tail);
         }
@@ -143,10 +209,9 @@ static found translate(const kvs__hf *hf, const char *name)
     }
     const rule *r = find_rule(hf, p.stem);
     if (r) {
-        bool whole = strcmp(p.stem, "exp_probs_b") == 0;
         (void)snprintf(f.name, sizeof f.name, "%slayers.%ld.%s%s", hf->prefix, p.layer, r->hf,
-                       whole ? "" : p.tail);
-        f.is_norm = r->is_norm != 0;
+                       r->kind == WHOLE ? "" : p.tail);
+        f.is_norm = r->kind == NORM;
         return f;
     }
     for (size_t i = 0; i < KVS_COUNT(expert_rules); i++) {
@@ -206,7 +271,7 @@ bool kvs__hf_find(const kvs__hf *hf, const char *name, kvs__tensor *out)
     }
     t->used = true;
     kvs__hf_describe(t, hf, out);
-    out->plus = f.is_norm && flags_of(hf) & KVS__HF_NORM_PLUS_ONE ? 1.0f : 0.0f;
+    out->plus = f.is_norm && hf->plus_one ? 1.0f : 0.0f;
     return true;
 }
 
@@ -267,6 +332,20 @@ kvs__source_label kvs__hf_name(const kvs__hf *hf, const char *name)
     return l;
 }
 
+/* MLX turns the weights of convolutions and adds the one to norms when it converts a file. */
+static bool is_unturned(const kvs__hf *hf)
+{
+    static const char tail[] = "linear_attn.conv1d.weight";
+    size_t n = sizeof tail - 1;
+    for (size_t i = 0; i < hf->n_tensors; i++) {
+        const kvs__hf_tensor *t = &hf->tensors[i];
+        if (t->name.len > n && memcmp(t->name.ptr + t->name.len - n, tail, n) == 0) {
+            return t->t->n_dims == 3 && t->t->dims[2] != 1;
+        }
+    }
+    return false;
+}
+
 kvs_status kvs__hf_find_names(kvs__hf *hf, kvs_err *err)
 {
     static const char *const prefixes[] = {"model.", "language_model.model.",
@@ -281,6 +360,9 @@ kvs_status kvs__hf_find_names(kvs__hf *hf, kvs_err *err)
             break;
         }
     }
+    hf->prefix = flags_of(hf) & KVS__HF_MAMBA ? "backbone." : hf->prefix;
+    hf->plus_one =
+        flags_of(hf) & KVS__HF_NORM_PLUS_ONE || (flags_of(hf) & KVS__HF_DELTA && is_unturned(hf));
     const char *head = NULL;
     for (size_t i = 0; i < KVS_COUNT(heads) && !head; i++) {
         char name[64];

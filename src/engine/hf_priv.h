@@ -37,6 +37,7 @@ struct kvs__hf {
     kvs__gguf_names index;
     const char *prefix; /* of the decoder's tensors: "model." */
     const char *head;   /* name of the output matrix */
+    bool plus_one;      /* norms are stored minus one */
     uint8_t *meta;
     size_t meta_cap, meta_bytes;
     float *rope_factors; /* [n_rope_factors], divisors of frequencies, made from config.json */

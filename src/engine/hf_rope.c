@@ -225,6 +225,10 @@ static kvs_status read_n_rot(rope *r)
         dim = heads > 0 ? width / heads : 0;
     }
     kvs_status st = number(r, r->config, "partial_rotary_factor", &part);
+    if (st == KVS_OK && r->hf->family->flags & KVS__HF_DELTA) { /* beside the base in newer files */
+        part = get(r->config, "partial_rotary_factor").doc ? part : 0.25;
+        st = number(r, r->scaling, "partial_rotary_factor", &part);
+    }
     if (st == KVS_OK && part != 1.0) {
         char key[96];
         (void)snprintf(key, sizeof key, "%s.rope.dimension_count", r->hf->family->arch);
@@ -263,7 +267,7 @@ static kvs_status read_bases(rope *r, double *local)
 
 kvs_status kvs__hf_write_rope(kvs__hf *hf, kvs__jval config, kvs_err *err)
 {
-    bool gemma3 = strcmp(hf->family->arch, "gemma3") == 0;
+    bool gemma3 = strcmp(hf->family->arch, "gemma3") == 0 || hf->family->flags & KVS__HF_GEMMA4;
     rope r = {.hf = hf, .config = config, .err = err, .theta = gemma3 ? 1e6 : 1e4};
     double local = 1e4;
     kvs_status st = read_bases(&r, &local);

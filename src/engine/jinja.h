@@ -245,7 +245,9 @@ void kvs__jsb_json(kvs__jsb *b, const kvs__val *v, const kvs__jdump *o);
 kvs__val kvs__jparse_json(kvs__jheap *h, const char *p, size_t n, uint32_t flags);
 /* Flag of kvs__jparse_json beside the public ones: all strings came from input. */
 #define KVS__JSON_INPUT (1u << 31)
-double kvs__jstrtod(const char *p, char **end); /* whatever the locale */
+/* All of p as Python's float() reads it, but for white space, underscores and digits of other
+ * scripts; false: it is none. */
+bool kvs__jfloat_read(const char *p, size_t n, double *out);
 
 /* Characters */
 uint32_t kvs__jnext(const char *p, size_t *i); /* of well-formed text; moves on */

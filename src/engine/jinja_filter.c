@@ -225,15 +225,12 @@ static bool parse_float(kvs__jrun *r, const kvs__jstr *s, double *out)
         if (c == '_' && digit && t->p[i + 1] >= '0' && t->p[i + 1] <= '9') {
             continue;
         }
-        if (n + 1 == sizeof text || c == 'x' || c == 'X' || c == '(' || c == 'p' || c == 'P') {
+        if (n == sizeof text) {
             return false;
         }
         text[n++] = c;
     }
-    text[n] = '\0';
-    char *end = NULL;
-    *out = kvs__jstrtod(text, &end);
-    return n > 0 && *end == '\0' && text[0] != ' ';
+    return kvs__jfloat_read(text, n, out);
 }
 
 static kvs__val whole(kvs__jrun *r, double f, kvs__val other)

@@ -1,209 +1,127 @@
 /* SPDX-License-Identifier: MIT */
-/* jinja_json.c: JSON to values and back, as Python's json module does it. */
-#include <errno.h>
+/* jinja_json.c: JSON to values and back, as Python's json module does it: the lexer is that of
+ * json.c, but NaN and Infinity are numbers here, half a surrogate pair becomes U+FFFD, and values
+ * are made at once, without nodes, because the heap of a template copies and counts them anyway. */
+#include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
+#include <strings.h>
 
 #include "engine/jinja.h"
-#include "engine/token_utf8.h"
+#include "engine/json_lex.h"
+#include "engine/json_number.h"
 
 #define MAX_NEST 128u
 
 typedef struct reader {
     kvs__jheap *h;
-    const char *p;
-    size_t n, i;
+    kvs__json_lex l;
     uint32_t nest;
     bool input; /* strings here came from input */
 } reader;
 
 static _Noreturn void bad(reader *r, const char *what)
 {
-    size_t line = 1;
-    size_t column = 1;
-    for (size_t i = 0; i < r->i && i < r->n; i++) {
-        column = r->p[i] == '\n' ? 1 : column + 1;
-        line += r->p[i] == '\n';
-    }
-    kvs__jfail(r->h, KVS_E_FORMAT, "JSON, line %zu, column %zu: %s", line, column, what);
-}
-
-static void skip_space(reader *r)
-{
-    while (r->i < r->n && r->p[r->i] && strchr(" \t\r\n", r->p[r->i])) {
-        r->i++;
-    }
+    kvs__jfail(r->h, KVS_E_FORMAT, "JSON, line %zu, column %zu: %s", r->l.line + 1,
+               r->l.at - r->l.line_at + 1, what);
 }
 
 static char peek(const reader *r)
 {
-    return r->i < r->n ? r->p[r->i] : '\0';
+    return kvs__json_peek(&r->l);
 }
 
 static bool word(reader *r, const char *w)
 {
-    size_t n = strlen(w);
-    if (r->n - r->i < n || memcmp(r->p + r->i, w, n) != 0) {
+    return kvs__json_word(&r->l, w);
+}
+
+static bool is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+bool kvs__jfloat_read(const char *p, size_t n, double *out)
+{
+    const size_t sign = n > 0 && (p[0] == '-' || p[0] == '+') ? 1 : 0;
+    static const char *const words[] = {"inf", "infinity", "nan"};
+    for (size_t i = 0; i < KVS_COUNT(words); i++) {
+        if (n - sign == strlen(words[i]) && strncasecmp(p + sign, words[i], n - sign) == 0) {
+            *out = copysign(i < 2 ? (double)INFINITY : (double)NAN, p[0] == '-' ? -1.0 : 1.0);
+            return true;
+        }
+    }
+    size_t i = sign;
+    size_t digits = 0;
+    for (bool dot = false; i < n && (is_digit(p[i]) || (p[i] == '.' && !dot)); i++) {
+        dot = dot || p[i] == '.';
+        digits += is_digit(p[i]);
+    }
+    if (digits > 0 && i < n && (p[i] == 'e' || p[i] == 'E')) {
+        i++;
+        i += i < n && (p[i] == '-' || p[i] == '+');
+        for (digits = 0; i < n && is_digit(p[i]); i++) {
+            digits++;
+        }
+    }
+    if (digits == 0 || i < n) {
         return false;
     }
-    r->i += n;
-    return true;
-}
-
-double kvs__jstrtod(const char *p, char **end)
-{
-    char point[16]; /* "0", what the locale puts between, "5" */
-    char copy[400];
-    const char *dot = strchr(p, '.');
-    (void)snprintf(point, sizeof point, "%.1f", 0.5);
-    size_t n_point = strlen(point) - 2;
-    size_t n = strlen(p);
-    if (!dot || point[1] == '.' || n + n_point >= sizeof copy) {
-        return strtod(p, end);
-    }
-    size_t head = (size_t)(dot - p);
-    (void)snprintf(copy, sizeof copy, "%.*s%.*s%s", (int)head, p, (int)n_point, point + 1, dot + 1);
-    char *stop = NULL;
-    double f = strtod(copy, &stop);
-    size_t used = (size_t)(stop - copy);
-    used -= used > head ? n_point - 1 : 0;
-    if (end) {
-        *end = (char *)(uintptr_t)(p + used);
-    }
-    return f;
-}
-
-static void skip_digits(reader *r)
-{
-    while (peek(r) >= '0' && peek(r) <= '9') {
-        r->i++;
-    }
-}
-
-/* Moves over ".5" or "e+7" where one begins here. */
-static bool skip_part(reader *r, bool exponent)
-{
-    if (exponent ? peek(r) != 'e' && peek(r) != 'E' : peek(r) != '.') {
-        return false;
-    }
-    r->i++;
-    if (exponent && (peek(r) == '-' || peek(r) == '+')) {
-        r->i++;
-    }
-    size_t from = r->i;
-    skip_digits(r);
-    if (r->i == from) {
-        bad(r, "a digit is missing");
-    }
+    *out = kvs__json_number_double(p, n);
     return true;
 }
 
 static kvs__val read_number(reader *r)
 {
-    char text[512];
-    size_t from = r->i;
-    r->i += peek(r) == '-';
     if (word(r, "Infinity")) {
-        return kvs__jfloat(r->p[from] == '-' ? -1.0 / 0.0 : 1.0 / 0.0);
+        return kvs__jfloat((double)INFINITY);
     }
-    size_t first = r->i;
-    skip_digits(r);
-    if (r->i == first || (r->p[first] == '0' && r->i > first + 1)) {
+    if (word(r, "-Infinity")) {
+        return kvs__jfloat(-(double)INFINITY);
+    }
+    const char *p = r->l.text + r->l.at;
+    bool whole = false;
+    const size_t n = kvs__json_number_len(p, r->l.n - r->l.at, &whole);
+    if (n == 0) {
         bad(r, "not a value");
     }
-    bool real = skip_part(r, false);
-    real = skip_part(r, true) || real;
-    if (r->i - from >= sizeof text) {
-        bad(r, "a number of too many digits");
-    }
-    memcpy(text, r->p + from, r->i - from);
-    text[r->i - from] = '\0';
-    if (real) {
-        return kvs__jfloat(kvs__jstrtod(text, NULL));
-    }
-    errno = 0;
-    long long x = strtoll(text, NULL, 10);
-    if (errno != 0) {
+    int64_t x = 0;
+    if (whole && !kvs__json_number_int(p, n, &x)) {
         bad(r, "an integer beyond 64 bits");
     }
-    return kvs__jint(x);
-}
-
-static uint32_t read_hex4(reader *r)
-{
-    uint32_t x = 0;
-    for (int k = 0; k < 4; k++, r->i++) {
-        char c = peek(r);
-        uint32_t d = c >= '0' && c <= '9'   ? (uint32_t)(c - '0')
-                     : c >= 'a' && c <= 'f' ? (uint32_t)(c - 'a' + 10)
-                     : c >= 'A' && c <= 'F' ? (uint32_t)(c - 'A' + 10)
-                                            : 16;
-        if (d == 16) {
-            bad(r, "\\u needs four hexadecimal digits");
-        }
-        x = x << 4 | d;
-    }
-    return x;
-}
-
-static void read_escape(reader *r, kvs__jsb *b)
-{
-    static const char from[] = "\"\\/bfnrt";
-    static const char to[] = "\"\\/\b\f\n\r\t";
-    char c = peek(r);
-    const char *k = c ? strchr(from, c) : NULL;
-    r->i++;
-    if (k) {
-        kvs__jsb_put(b, to + (k - from), 1);
-        return;
-    }
-    if (c != 'u') {
-        bad(r, "an unknown escape");
-    }
-    uint32_t cp = read_hex4(r);
-    if (cp >= 0xd800 && cp < 0xdc00 && r->n - r->i >= 6 && r->p[r->i] == '\\' &&
-        r->p[r->i + 1] == 'u') {
-        size_t back = r->i;
-        r->i += 2;
-        uint32_t low = read_hex4(r);
-        if (low >= 0xdc00 && low < 0xe000) {
-            cp = 0x10000 + ((cp - 0xd800) << 10) + (low - 0xdc00);
-        } else {
-            r->i = back;
-        }
-    }
-    kvs__jsb_cp(b, cp >= 0xd800 && cp < 0xe000 ? 0xfffd : cp);
+    r->l.at += n;
+    return whole ? kvs__jint(x) : kvs__jfloat(kvs__json_number_double(p, n));
 }
 
 static kvs__val read_string(reader *r)
 {
     kvs__jsb b = {.h = r->h};
-    r->i++;
+    const char *p = r->l.text;
+    r->l.at++;
     for (;;) {
-        size_t from = r->i;
-        while (r->i < r->n && r->p[r->i] != '"' && r->p[r->i] != '\\' &&
-               (unsigned char)r->p[r->i] >= 0x20) {
-            r->i++;
-        }
-        if (kvs__utf8_valid(r->p + from, r->i - from) != r->i - from) {
-            bad(r, "a string that is not UTF-8");
-        }
-        kvs__jsb_put(&b, r->p + from, r->i - from);
-        if (r->i == r->n) {
-            bad(r, "a string without an end");
-        }
-        if (r->p[r->i] == '"') {
-            r->i++;
+        const size_t from = r->l.at;
+        r->l.at = kvs__json_run(p, r->l.n, from);
+        kvs__jsb_put(&b, p + from, r->l.at - from);
+        const unsigned char c = (unsigned char)peek(r);
+        if (c == '"') {
+            r->l.at++;
             if (r->input) {
                 kvs__jsb_input(&b, 0);
             }
             return kvs__jsb_done(&b);
         }
-        if (r->p[r->i] != '\\') {
-            bad(r, "a control character in a string");
+        if (r->l.at == r->l.n) {
+            bad(r, "a string without an end");
         }
-        r->i++;
-        read_escape(r, &b);
+        if (c != '\\') {
+            bad(r, c < 0x20 ? "a control character in a string" : "a string that is not UTF-8");
+        }
+        uint32_t cp = 0;
+        const size_t n = kvs__json_escape(p + r->l.at, r->l.n - r->l.at, &cp);
+        if (n == 0) {
+            bad(r, "an unknown escape");
+        }
+        kvs__jsb_cp(&b, kvs__json_surrogate(cp) ? 0xfffd : cp);
+        r->l.at += n;
     }
 }
 
@@ -212,20 +130,20 @@ static kvs__val read_value(reader *r);
 static kvs__val read_array(reader *r)
 {
     kvs__jlist *l = kvs__jlist_new(r->h, J_KIND_LIST);
-    r->i++;
-    skip_space(r);
+    r->l.at++;
+    kvs__json_space(&r->l);
     if (peek(r) == ']') {
-        r->i++;
+        r->l.at++;
         return kvs__jlistv(l);
     }
     for (;;) {
         kvs__jlist_add(r->h, l, read_value(r));
-        skip_space(r);
+        kvs__json_space(&r->l);
         char c = peek(r);
         if (c != ',' && c != ']') {
             bad(r, "\",\" or \"]\" is missing");
         }
-        r->i++;
+        r->l.at++;
         if (c == ']') {
             return kvs__jlistv(l);
         }
@@ -240,33 +158,33 @@ static bool is_input_key(const kvs__jstr *key)
 static kvs__val read_object(reader *r, bool variables)
 {
     kvs__jdict *d = kvs__jdict_new(r->h);
-    r->i++;
-    skip_space(r);
+    r->l.at++;
+    kvs__json_space(&r->l);
     if (peek(r) == '}') {
-        r->i++;
+        r->l.at++;
         return kvs__jdictv(d);
     }
     for (;;) {
-        skip_space(r);
+        kvs__json_space(&r->l);
         if (peek(r) != '"') {
             bad(r, "a key in quotes is missing");
         }
         kvs__val key = read_string(r);
-        skip_space(r);
+        kvs__json_space(&r->l);
         if (peek(r) != ':') {
             bad(r, "\":\" is missing");
         }
-        r->i++;
+        r->l.at++;
         bool before = r->input;
         r->input = before || (variables && is_input_key(key.u.s));
         kvs__jdict_set(r->h, d, key, read_value(r));
         r->input = before;
-        skip_space(r);
+        kvs__json_space(&r->l);
         char c = peek(r);
         if (c != ',' && c != '}') {
             bad(r, "\",\" or \"}\" is missing");
         }
-        r->i++;
+        r->l.at++;
         if (c == '}') {
             return kvs__jdictv(d);
         }
@@ -286,7 +204,7 @@ static kvs__val read_nested(reader *r, bool variables)
 static kvs__val read_value(reader *r)
 {
     kvs__jstep(r->h, 1);
-    skip_space(r);
+    kvs__json_space(&r->l);
     switch (peek(r)) {
     case '{':
     case '[':
@@ -313,15 +231,15 @@ static kvs__val read_value(reader *r)
 
 kvs__val kvs__jparse_json(kvs__jheap *h, const char *p, size_t n, uint32_t flags)
 {
-    reader r = {.h = h, .p = p, .n = n, .input = (flags & KVS__JSON_INPUT) != 0};
-    skip_space(&r);
+    reader r = {.h = h, .l = {.text = p, .n = n}, .input = (flags & KVS__JSON_INPUT) != 0};
+    kvs__json_space(&r.l);
     bool variables = (flags & KVS_VALUE_VARIABLES) != 0;
     if (variables && peek(&r) != '{') {
         bad(&r, "the variables of a template are an object");
     }
     kvs__val v = variables ? read_nested(&r, true) : read_value(&r);
-    skip_space(&r);
-    if (r.i != n) {
+    kvs__json_space(&r.l);
+    if (r.l.at != n) {
         bad(&r, "something follows the value");
     }
     return v;

@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* jinja_lex.c: a template's text to tokens, with the whitespace rules of trim_blocks (the newline
  * after a block tag goes) and lstrip_blocks (so does the space before one that begins its line). */
-#include <errno.h>
-#include <stdlib.h>
-
 #include "engine/jinja.h"
+#include "engine/json_number.h"
 #include "engine/token_utf8.h"
 
 typedef struct lexer {
@@ -248,8 +246,7 @@ static void number(lexer *l)
             text[n++] = l->p[k];
         }
     }
-    text[n] = '\0';
-    add(l, T_NUMBER)->val = kvs__jfloat(kvs__jstrtod(text, NULL));
+    add(l, T_NUMBER)->val = kvs__jfloat(kvs__json_number_double(text, n));
     move(l, i);
 }
 

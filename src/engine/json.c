@@ -4,30 +4,34 @@
  * A document is its text and an array of nodes in the order of the text; a node knows where the
  * node after its whole subtree is, so that stepping over anything is one addition. Members of an
  * object are a string node and a value node in turn. The parser is a loop with a stack of open
- * brackets: neither depth nor size of a hostile text can exhaust the C stack. */
+ * brackets: neither depth nor size of a hostile text can exhaust the C stack.
+ *
+ * I1  A string's decoded bytes are never more than its escaped ones, so decoding in place begins
+ *     where the string does and never overtakes the reading.
+ * I2  nodes[i].next > i, and every walk by next ends at n_nodes. */
 #include "engine/json.h"
 
-#include <errno.h>
-#include <stdio.h>
+#include <math.h>
 #include <string.h>
 
 #include "base/map.h"
+#include "engine/json_lex.h"
 #include "engine/json_number.h"
-#include "engine/token_utf8.h"
 
 typedef struct node {
     uint32_t at;   /* of the first byte after the quote, or of the first digit */
     uint32_t len;  /* bytes; arrays and objects: elements or members */
     uint32_t next; /* node after this one and all inside it */
     uint8_t type;  /* kvs__json_type */
-    uint8_t escaped;
+    bool mark;     /* string: escapes are in it; number: neither fraction nor exponent */
 } node;
 
 struct kvs__json {
     kvs_ctx *ctx;
-    kvs__map map; /* bytes 0 when the text is the caller's */
+    kvs__map map; /* bytes 0 when the text is the caller's or own */
     const char *text;
     size_t n;
+    char *own; /* text, n + 1 bytes; NULL when it is not the document's */
     node *nodes;
     size_t cap;
     size_t n_nodes;
@@ -37,28 +41,21 @@ struct kvs__json {
 typedef struct parser {
     kvs__json *d;
     kvs_err *err;
-    size_t at;
-    uint32_t open[KVS__JSON_DEPTH]; /* nodes of the brackets around `at` */
+    kvs__json_lex l;
+    uint32_t open[KVS__JSON_DEPTH]; /* nodes of the brackets around l.at */
     uint32_t depth;
 } parser;
 
 /* ---- parsing */
 
+/* At a byte of the line where the lexer is. */
 static kvs_status bad(parser *p, size_t at, const char *why)
 {
-    size_t line = 1;
-    size_t start = 0;
-    for (size_t i = 0; i < at; i++) {
-        if (p->d->text[i] == '\n') {
-            line++;
-            start = i + 1;
-        }
-    }
-    return kvs__fail(p->err, KVS_E_FORMAT, "engine", "%s: line %zu, byte %zu: %s", p->d->what, line,
-                     at - start + 1, why);
+    return kvs__fail(p->err, KVS_E_FORMAT, "engine", "%s: line %zu, byte %zu: %s", p->d->what,
+                     p->l.line + 1, at - p->l.line_at + 1, why);
 }
 
-static kvs_status push(parser *p, kvs__json_type type, size_t at, size_t len)
+static kvs_status push(parser *p, kvs__json_type type, size_t at, size_t len, bool mark)
 {
     kvs__json *d = p->d;
     if (d->n_nodes == d->cap) {
@@ -75,102 +72,49 @@ static kvs_status push(parser *p, kvs__json_type type, size_t at, size_t len)
         d->nodes = more;
         d->cap = cap;
     }
-    d->nodes[d->n_nodes] = (node){(uint32_t)at, (uint32_t)len, 0, (uint8_t)type, 0};
-    d->n_nodes++;
-    d->nodes[d->n_nodes - 1].next = (uint32_t)d->n_nodes;
+    const uint32_t next = (uint32_t)d->n_nodes + 1;
+    d->nodes[d->n_nodes++] = (node){(uint32_t)at, (uint32_t)len, next, (uint8_t)type, mark};
     return KVS_OK;
-}
-
-static void skip_space(parser *p)
-{
-    const char *t = p->d->text;
-    while (p->at < p->d->n &&
-           (t[p->at] == ' ' || t[p->at] == '\n' || t[p->at] == '\r' || t[p->at] == '\t')) {
-        p->at++;
-    }
-}
-
-static int hex_digit(char c)
-{
-    if (c >= '0' && c <= '9') {
-        return c - '0';
-    }
-    if (c >= 'a' && c <= 'f') {
-        return c - 'a' + 10;
-    }
-    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
-}
-
-/* Four hexadecimal digits, or -1. */
-static int32_t hex4(const char *s, size_t left)
-{
-    int32_t v = 0;
-    for (size_t i = 0; i < 4; i++) {
-        int d = i < left ? hex_digit(s[i]) : -1;
-        if (d < 0) {
-            return -1;
-        }
-        v = v * 16 + d;
-    }
-    return v;
-}
-
-/* Bytes of the escape at s (a backslash), and its character; 0: it is none. */
-static size_t escape(const char *s, size_t left, uint32_t *cp)
-{
-    static const char from[] = "\"\\/bfnrt";
-    static const char to[] = "\"\\/\b\f\n\r\t";
-    const char *hit = left > 1 && s[1] ? strchr(from, s[1]) : NULL;
-    if (hit) {
-        *cp = (uint32_t)(unsigned char)to[hit - from];
-        return 2;
-    }
-    int32_t v = left > 1 && s[1] == 'u' ? hex4(s + 2, left - 2) : -1;
-    if (v < 0 || (v >= 0xdc00 && v <= 0xdfff)) {
-        return 0;
-    }
-    if (v < 0xd800 || v > 0xdbff) {
-        *cp = (uint32_t)v;
-        return 6;
-    }
-    int32_t low = left > 7 && s[6] == '\\' && s[7] == 'u' ? hex4(s + 8, left - 8) : -1;
-    if (low < 0xdc00 || low > 0xdfff) {
-        return 0;
-    }
-    *cp = 0x10000u + ((uint32_t)(v - 0xd800) << 10) + (uint32_t)(low - 0xdc00);
-    return 12;
 }
 
 static kvs_status parse_string(parser *p)
 {
-    const char *t = p->d->text;
-    size_t begin = p->at + 1;
-    bool escaped = false;
+    const char *t = p->l.text;
+    const size_t n = p->l.n;
+    char *own = p->d->own;
+    const size_t begin = p->l.at + 1;
+    size_t to = begin; /* in own */
     size_t i = begin;
-    while (i < p->d->n && t[i] != '"') {
-        if ((unsigned char)t[i] < 0x20) {
-            return bad(p, i, "a control character inside a string");
+    bool escaped = false;
+    for (;;) {
+        const size_t end = kvs__json_run(t, n, i);
+        if (own && escaped) {
+            memmove(own + to, t + i, end - i);
+        }
+        to += end - i;
+        i = end;
+        if (i == n) {
+            return bad(p, p->l.at, "a string without its end");
+        }
+        if (t[i] == '"') {
+            break;
+        }
+        if (t[i] != '\\') {
+            return bad(p, i,
+                       (unsigned char)t[i] < 0x20 ? "a control character inside a string"
+                                                  : "bytes that are not UTF-8");
         }
         uint32_t cp = 0;
-        size_t len = 1;
-        if (t[i] == '\\') {
-            escaped = true;
-            len = escape(t + i, p->d->n - i, &cp);
-            if (len == 0) {
-                return bad(p, i, "an escape that is none, or half of a surrogate pair");
-            }
+        const size_t len = kvs__json_escape(t + i, n - i, &cp);
+        if (len == 0 || kvs__json_surrogate(cp)) {
+            return bad(p, i, "an escape that is none, or half of a surrogate pair");
         }
+        escaped = true;
+        to += own ? kvs__utf8_put(cp, own + to) : 0;
         i += len;
     }
-    if (i >= p->d->n) {
-        return bad(p, p->at, "a string without its end");
-    }
-    kvs_status st = push(p, KVS__JSON_STRING, begin, i - begin);
-    if (st == KVS_OK) {
-        p->d->nodes[p->d->n_nodes - 1].escaped = escaped;
-        p->at = i + 1;
-    }
-    return st;
+    p->l.at = i + 1;
+    return push(p, KVS__JSON_STRING, begin, (own ? to : i) - begin, escaped && !own);
 }
 
 static kvs_status parse_word(parser *p)
@@ -179,33 +123,41 @@ static kvs_status parse_word(parser *p)
         const char *text;
         kvs__json_type type;
     } words[] = {{"null", KVS__JSON_NULL}, {"true", KVS__JSON_TRUE}, {"false", KVS__JSON_FALSE}};
+    const size_t at = p->l.at;
     for (size_t i = 0; i < KVS_COUNT(words); i++) {
-        size_t len = strlen(words[i].text);
-        if (p->d->n - p->at >= len && memcmp(p->d->text + p->at, words[i].text, len) == 0) {
-            kvs_status st = push(p, words[i].type, p->at, len);
-            p->at += len;
-            return st;
+        if (kvs__json_word(&p->l, words[i].text)) {
+            return push(p, words[i].type, at, p->l.at - at, false);
         }
     }
-    return bad(p, p->at, "expected a value");
+    return bad(p, at, at == p->l.n ? "expected a value, but the text ends" : "expected a value");
+}
+
+static kvs_status parse_number(parser *p)
+{
+    const size_t at = p->l.at;
+    bool whole = false;
+    const size_t len = kvs__json_number_len(p->l.text + at, p->l.n - at, &whole);
+    if (len == 0) {
+        return bad(p, at, "a number that is none");
+    }
+    p->l.at += len;
+    return push(p, KVS__JSON_NUMBER, at, len, whole);
 }
 
 static kvs_status open_bracket(parser *p, kvs__json_type type)
 {
     if (p->depth == KVS__JSON_DEPTH) {
-        return bad(p, p->at, "brackets inside brackets, 64 deep");
+        return kvs__fail(p->err, KVS_E_LIMIT, "engine",
+                         "%s: line %zu, byte %zu: brackets inside brackets, deeper than %u",
+                         p->d->what, p->l.line + 1, p->l.at - p->l.line_at + 1, KVS__JSON_DEPTH);
     }
-    kvs_status st = push(p, type, p->at, 0);
-    if (st == KVS_OK) {
-        p->open[p->depth++] = (uint32_t)(p->d->n_nodes - 1);
-        p->at++;
-    }
-    return st;
+    p->open[p->depth++] = (uint32_t)p->d->n_nodes;
+    return push(p, type, p->l.at++, 0, false);
 }
 
 static kvs_status parse_value(parser *p)
 {
-    char c = p->at < p->d->n ? p->d->text[p->at] : '\0';
+    const char c = kvs__json_peek(&p->l);
     if (c == '"') {
         return parse_string(p);
     }
@@ -213,13 +165,12 @@ static kvs_status parse_value(parser *p)
         return open_bracket(p, c == '{' ? KVS__JSON_OBJECT : KVS__JSON_ARRAY);
     }
     if (c == '-' || (c >= '0' && c <= '9')) {
-        size_t len = kvs__json_number_len(p->d->text + p->at, p->d->n - p->at);
-        if (len == 0) {
-            return bad(p, p->at, "a number that is none");
-        }
-        kvs_status st = push(p, KVS__JSON_NUMBER, p->at, len);
-        p->at += len;
-        return st;
+        return parse_number(p);
+    }
+    /* Python writes infinity so; in files that it wrote, a number */
+    const size_t at = p->l.at;
+    if (c == 'I' && p->d->map.bytes > 0 && kvs__json_word(&p->l, "Infinity")) {
+        return push(p, KVS__JSON_NUMBER, at, p->l.at - at, false);
     }
     return parse_word(p);
 }
@@ -227,19 +178,19 @@ static kvs_status parse_value(parser *p)
 /* A member's name and colon. */
 static kvs_status parse_name(parser *p)
 {
-    if (p->at >= p->d->n || p->d->text[p->at] != '"') {
-        return bad(p, p->at, "expected a name in quotes");
+    if (kvs__json_peek(&p->l) != '"') {
+        return bad(p, p->l.at, "expected a name in quotes");
     }
     kvs_status st = parse_string(p);
     if (st != KVS_OK) {
         return st;
     }
-    skip_space(p);
-    if (p->at >= p->d->n || p->d->text[p->at] != ':') {
-        return bad(p, p->at, "expected a colon after a name");
+    kvs__json_space(&p->l);
+    if (kvs__json_peek(&p->l) != ':') {
+        return bad(p, p->l.at, "expected a colon after a name");
     }
-    p->at++;
-    skip_space(p);
+    p->l.at++;
+    kvs__json_space(&p->l);
     return KVS_OK;
 }
 
@@ -248,25 +199,25 @@ static kvs_status parse_name(parser *p)
 static kvs_status step(parser *p, bool first)
 {
     for (;; first = false) {
-        skip_space(p);
+        kvs__json_space(&p->l);
         if (p->depth == 0) {
-            return p->at == p->d->n ? KVS_NO : bad(p, p->at, "text after the value");
+            return p->l.at == p->l.n ? KVS_NO : bad(p, p->l.at, "text after the value");
         }
         node *around = &p->d->nodes[p->open[p->depth - 1]];
-        bool object = around->type == KVS__JSON_OBJECT;
-        char c = p->at < p->d->n ? p->d->text[p->at] : '\0';
+        const bool object = around->type == KVS__JSON_OBJECT;
+        const char c = kvs__json_peek(&p->l);
         if (c == (object ? '}' : ']')) {
             around->next = (uint32_t)p->d->n_nodes;
             p->depth--;
-            p->at++;
+            p->l.at++;
             continue;
         }
         if (!first) {
             if (c != ',') {
-                return bad(p, p->at, "expected a comma or the closing bracket");
+                return bad(p, p->l.at, "expected a comma or the closing bracket");
             }
-            p->at++;
-            skip_space(p);
+            p->l.at++;
+            kvs__json_space(&p->l);
         }
         around->len++;
         return object ? parse_name(p) : KVS_OK;
@@ -275,13 +226,9 @@ static kvs_status step(parser *p, bool first)
 
 static kvs_status parse(parser *p)
 {
-    size_t good = kvs__utf8_valid(p->d->text, p->d->n);
-    if (good != p->d->n) {
-        return bad(p, good, "bytes that are not UTF-8");
-    }
-    skip_space(p);
+    kvs__json_space(&p->l);
     for (;;) {
-        uint32_t depth = p->depth;
+        const uint32_t depth = p->depth;
         kvs_status st = parse_value(p);
         if (st == KVS_OK) {
             st = step(p, p->depth > depth);
@@ -309,7 +256,7 @@ static kvs__json *document_new(kvs_ctx *ctx, const char *what)
 
 static kvs_status document_fill(kvs__json *d, kvs__json **out, kvs_err *err)
 {
-    parser p = {.d = d, .err = err};
+    parser p = {.d = d, .err = err, .l = {.text = d->text, .n = d->n}};
     kvs_status st = parse(&p);
     if (st != KVS_OK) {
         kvs__json_free(d);
@@ -323,7 +270,7 @@ kvs_status kvs__json_parse(kvs_ctx *ctx, const char *text, size_t n, const char 
                            kvs__json **out, kvs_err *err)
 {
     if (n > KVS__JSON_MOST) {
-        return kvs__fail(err, KVS_E_FORMAT, "engine", "%s has %zu bytes", what, n);
+        return kvs__fail(err, KVS_E_LIMIT, "engine", "%s has %zu bytes", what, n);
     }
     kvs__json *d = document_new(ctx, what);
     if (!d) {
@@ -334,6 +281,19 @@ kvs_status kvs__json_parse(kvs_ctx *ctx, const char *text, size_t n, const char 
     return document_fill(d, out, err);
 }
 
+/* Maps a file of at most max_bytes. */
+static kvs_status map(const char *path, size_t max_bytes, kvs__map *out, kvs_err *err)
+{
+    kvs_status st = kvs__map_open(path, out, err);
+    const size_t most = max_bytes < KVS__JSON_MOST ? max_bytes : KVS__JSON_MOST;
+    if (st == KVS_OK && out->bytes > most) {
+        st = kvs__fail(err, KVS_E_LIMIT, "engine", "%.150s has %zu bytes, more than %zu", path,
+                       out->bytes, most);
+        kvs__map_close(out);
+    }
+    return st;
+}
+
 kvs_status kvs__json_load(kvs_ctx *ctx, const char *path, size_t max_bytes, kvs__json **out,
                           kvs_err *err)
 {
@@ -341,7 +301,7 @@ kvs_status kvs__json_load(kvs_ctx *ctx, const char *path, size_t max_bytes, kvs_
     if (!d) {
         return kvs__nomem(err, "engine", sizeof *d);
     }
-    kvs_status st = kvs__map_open(path, &d->map, err);
+    kvs_status st = map(path, max_bytes, &d->map, err);
     if (st != KVS_OK) {
         d->map = (kvs__map){0};
         kvs__json_free(d);
@@ -349,14 +309,54 @@ kvs_status kvs__json_load(kvs_ctx *ctx, const char *path, size_t max_bytes, kvs_
     }
     d->text = (const char *)d->map.data;
     d->n = d->map.bytes;
-    size_t most = max_bytes < KVS__JSON_MOST ? max_bytes : KVS__JSON_MOST;
-    if (d->n > most) {
-        st = kvs__fail(err, KVS_E_FORMAT, "engine", "%s has %zu bytes, more than %zu", d->what,
-                       d->n, most);
+    return document_fill(d, out, err);
+}
+
+kvs_status kvs__json_adopt(kvs_ctx *ctx, char *text, size_t n, const char *what, kvs__json **out,
+                           kvs_err *err)
+{
+    kvs__json *d = document_new(ctx, what);
+    if (!d) {
+        kvs__free(ctx, text, n + 1);
+        return kvs__nomem(err, "engine", sizeof *d);
+    }
+    d->own = text;
+    d->text = text;
+    d->n = n;
+    if (n > KVS__JSON_MOST) {
         kvs__json_free(d);
-        return st;
+        return kvs__fail(err, KVS_E_LIMIT, "engine", "%s has %zu bytes", what, n);
     }
     return document_fill(d, out, err);
+}
+
+kvs_status kvs__json_file(kvs_ctx *ctx, const char *path, size_t max_bytes, char **text, size_t *n,
+                          kvs_err *err)
+{
+    kvs__map file = {0};
+    kvs_status st = map(path, max_bytes, &file, err);
+    if (st != KVS_OK) {
+        return st;
+    }
+    char *copy = kvs__alloc(ctx, file.bytes + 1);
+    if (copy) {
+        memcpy(copy, file.data, file.bytes);
+        copy[file.bytes] = '\0';
+        *text = copy;
+        *n = file.bytes;
+    } else {
+        st = kvs__nomem(err, "engine", file.bytes + 1);
+    }
+    kvs__map_close(&file);
+    return st;
+}
+
+void kvs__json_drop_nodes(kvs__json *d)
+{
+    kvs__free(d->ctx, d->nodes, d->cap * sizeof *d->nodes);
+    d->nodes = NULL;
+    d->cap = 0;
+    d->n_nodes = 0;
 }
 
 void kvs__json_free(kvs__json *d)
@@ -364,7 +364,10 @@ void kvs__json_free(kvs__json *d)
     if (!d) {
         return;
     }
-    kvs__free(d->ctx, d->nodes, d->cap * sizeof *d->nodes);
+    kvs__json_drop_nodes(d);
+    if (d->own) {
+        kvs__free(d->ctx, d->own, d->n + 1);
+    }
     kvs__map_close(&d->map);
     kvs__free(d->ctx, d, sizeof *d);
 }
@@ -380,7 +383,7 @@ static const node *node_of(kvs__jval v)
 
 kvs__jval kvs__json_root(const kvs__json *doc)
 {
-    return (kvs__jval){doc, 0};
+    return doc && doc->n_nodes > 0 ? (kvs__jval){doc, 0} : none;
 }
 
 kvs__json_type kvs__json_kind(kvs__jval v)
@@ -456,23 +459,7 @@ kvs__str kvs__json_raw(kvs__jval v)
 
 bool kvs__json_escaped(kvs__jval v)
 {
-    return v.doc && node_of(v)->escaped;
-}
-
-static size_t put_utf8(char *dst, uint32_t cp)
-{
-    if (cp < 0x80) {
-        dst[0] = (char)cp;
-        return 1;
-    }
-    size_t n = cp < 0x800 ? 2 : cp < 0x10000 ? 3 : 4;
-    static const unsigned char lead[] = {0, 0, 0xc0, 0xe0, 0xf0};
-    for (size_t i = n - 1; i > 0; i--) {
-        dst[i] = (char)(0x80u | (cp & 0x3fu));
-        cp >>= 6;
-    }
-    dst[0] = (char)(lead[n] | cp);
-    return n;
+    return kvs__json_kind(v) == KVS__JSON_STRING && node_of(v)->mark;
 }
 
 size_t kvs__json_text(kvs__jval v, char *dst)
@@ -489,8 +476,8 @@ size_t kvs__json_text(kvs__jval v, char *dst)
             continue;
         }
         uint32_t cp = 0;
-        i += escape(raw.ptr + i, raw.len - i, &cp); /* never 0: the parser has seen it */
-        used += put_utf8(dst + used, cp);
+        i += kvs__json_escape(raw.ptr + i, raw.len - i, &cp); /* never 0: the parser has seen it */
+        used += kvs__utf8_put(cp, dst + used);
     }
     return used;
 }
@@ -511,8 +498,8 @@ bool kvs__json_is(kvs__jval v, const char *text)
         size_t len = 1;
         if (raw.ptr[i] == '\\') {
             uint32_t cp = 0;
-            i += escape(raw.ptr + i, raw.len - i, &cp);
-            len = put_utf8(c, cp);
+            i += kvs__json_escape(raw.ptr + i, raw.len - i, &cp);
+            len = kvs__utf8_put(cp, c);
         } else {
             i++;
         }
@@ -526,14 +513,23 @@ bool kvs__json_is(kvs__jval v, const char *text)
 
 bool kvs__json_int(kvs__jval v, int64_t *out)
 {
-    return kvs__json_kind(v) == KVS__JSON_NUMBER &&
+    return kvs__json_kind(v) == KVS__JSON_NUMBER && kvs__json_raw(v).ptr[0] != 'I' &&
            kvs__json_number_int(kvs__json_raw(v).ptr, kvs__json_raw(v).len, out);
+}
+
+bool kvs__json_whole(kvs__jval v, int64_t *out)
+{
+    return kvs__json_kind(v) == KVS__JSON_NUMBER && node_of(v)->mark && kvs__json_int(v, out);
 }
 
 bool kvs__json_double(kvs__jval v, double *out)
 {
     if (kvs__json_kind(v) != KVS__JSON_NUMBER) {
         return false;
+    }
+    if (kvs__json_raw(v).ptr[0] == 'I') {
+        *out = HUGE_VAL;
+        return true;
     }
     *out = kvs__json_number_double(kvs__json_raw(v).ptr, kvs__json_raw(v).len);
     return true;

@@ -3,10 +3,13 @@
  * text's size, counted by the context like all others. For config.json, tokenizer.json, safetensors
  * headers and plan files; nothing is written here.
  *
+ * An own reader and no library's, because the caller's context counts and bounds all its memory,
+ * and because the strings of a vocabulary of 30 MB are decoded where they stand, none copied.
+ *
  * Strict: no comments, no trailing commas, no NaN, one value and white space around it, well-formed
  * UTF-8 without unpaired surrogates, at most KVS__JSON_DEPTH open brackets. Names may repeat: a
  * look-up finds the last one, as most readers do. Strings and numbers stay where the text is; a
- * document never changes, any number of threads may read it. */
+ * document never changes once it is there, any number of threads may read it. */
 #ifndef KVS_ENGINE_JSON_H
 #define KVS_ENGINE_JSON_H
 
@@ -36,12 +39,22 @@ typedef struct kvs__jval {
 } kvs__jval;
 
 /* Parses n bytes, borrowed until free. `what` names them in messages and is copied. KVS_E_FORMAT
- * tells line and column. */
+ * tells line and byte; KVS_E_LIMIT: too large, or brackets too deep. */
 kvs_status kvs__json_parse(kvs_ctx *ctx, const char *text, size_t n, const char *what,
                            kvs__json **out, kvs_err *err);
-/* The same for a file of at most max_bytes, mapped until free. KVS_E_NOTFOUND: there is none. */
+/* The same for a file of at most max_bytes, mapped until free; `Infinity`, which Python writes, is a
+ * number in it. KVS_E_NOTFOUND: there is none. */
 kvs_status kvs__json_load(kvs_ctx *ctx, const char *path, size_t max_bytes, kvs__json **out,
                           kvs_err *err);
+/* The same for text in an allocation of n + 1 bytes, which becomes the document's, also on failure:
+ * strings are decoded in place, so that none is escaped and kvs__json_raw is the string itself. */
+kvs_status kvs__json_adopt(kvs_ctx *ctx, char *text, size_t n, const char *what, kvs__json **out,
+                           kvs_err *err);
+/* A whole file of at most max_bytes in an allocation of *n + 1 bytes, ended by a NUL. */
+kvs_status kvs__json_file(kvs_ctx *ctx, const char *path, size_t max_bytes, char **text, size_t *n,
+                          kvs_err *err);
+/* Gives the nodes back and keeps the text, to which strings may still point; no value is left. */
+void kvs__json_drop_nodes(kvs__json *doc);
 void kvs__json_free(kvs__json *doc); /* NULL is fine */
 
 kvs__jval kvs__json_root(const kvs__json *doc); /* of NULL: none */
@@ -66,8 +79,10 @@ bool kvs__json_escaped(kvs__jval v);
 size_t kvs__json_text(kvs__jval v, char *dst);
 bool kvs__json_is(kvs__jval v, const char *text); /* a string of exactly this text */
 
-/* Numbers: false where v is none. int: an integral value that fits, however it is written. */
+/* Numbers: false where v is none. int: an integral value that fits, however it is written; whole:
+ * one written without fraction and exponent; double: the nearest, infinite beyond the largest. */
 bool kvs__json_int(kvs__jval v, int64_t *out);
+bool kvs__json_whole(kvs__jval v, int64_t *out);
 bool kvs__json_double(kvs__jval v, double *out);
 
 #endif

@@ -1,10 +1,18 @@
 /* SPDX-License-Identifier: MIT */
-/* json_number.c: length, integer and double of a JSON number. Integers keep all 64 bits; doubles
- * take the exact way (a 53-bit integer times or over a power of ten that is a double) wherever
- * people write numbers by hand, and long double beyond. */
+/* json_number.c: length, integer and double of a decimal number. Integers keep all 64 bits.
+ *
+ * A double is found in the first of three ways that can decide it: 53-bit integers times or over a
+ * power of ten that is a double itself (numbers written by hand); a 64-bit product with a bound of
+ * its error, where that does not reach the middle between two doubles; else both sides of that
+ * middle as integers of up to BIG_LIMBS limbs, compared exactly. */
 #include "engine/json_number.h"
 
 #include <math.h>
+#include <string.h>
+
+#include "base/base.h"
+
+__extension__ typedef unsigned __int128 u128;
 
 static size_t digits(const char *s, size_t n, size_t i)
 {
@@ -14,15 +22,17 @@ static size_t digits(const char *s, size_t n, size_t i)
     return i;
 }
 
-size_t kvs__json_number_len(const char *s, size_t n)
+size_t kvs__json_number_len(const char *s, size_t n, bool *whole)
 {
     size_t i = n > 0 && s[0] == '-' ? 1 : 0;
     size_t end = digits(s, n, i);
+    *whole = true;
     if (end == i || (s[i] == '0' && end > i + 1)) {
         return 0;
     }
     i = end;
     if (i < n && s[i] == '.') {
+        *whole = false;
         end = digits(s, n, i + 1);
         if (end == i + 1) {
             return 0;
@@ -30,6 +40,7 @@ size_t kvs__json_number_len(const char *s, size_t n)
         i = end;
     }
     if (i < n && (s[i] == 'e' || s[i] == 'E')) {
+        *whole = false;
         size_t from = i + 1;
         from += from < n && (s[from] == '+' || s[from] == '-') ? 1 : 0;
         end = digits(s, n, from);
@@ -41,15 +52,16 @@ size_t kvs__json_number_len(const char *s, size_t n)
     return i;
 }
 
-/* value = (negative ? -1 : 1) * mantissa * 10^exponent; `lost`: digits beyond 19 were dropped. */
+/* value = (negative ? -1 : 1) * mantissa * 10^exponent, but for the digits dropped. */
 typedef struct decimal {
     uint64_t mantissa;
     int64_t exponent;
+    int64_t power; /* as written after the e */
     bool negative;
-    bool lost;
+    bool lost; /* digits beyond 19 or 20 that are not all 0 were dropped */
 } decimal;
 
-#define EXPONENT_MOST 100000 /* far outside of double, and no overflow when added to a length */
+#define EXPONENT_MOST INT64_C(100000000000) /* beyond the digits of any text */
 
 static void add_digit(decimal *d, char c, bool fraction)
 {
@@ -64,9 +76,9 @@ static void add_digit(decimal *d, char c, bool fraction)
 
 static decimal split(const char *s, size_t n)
 {
-    decimal d = {0, 0, n > 0 && s[0] == '-', false};
+    decimal d = {.negative = n > 0 && s[0] == '-'};
     bool fraction = false;
-    size_t i = d.negative ? 1 : 0;
+    size_t i = n > 0 && (s[0] == '-' || s[0] == '+') ? 1 : 0;
     for (; i < n && s[i] != 'e' && s[i] != 'E'; i++) {
         if (s[i] == '.') {
             fraction = true;
@@ -78,11 +90,11 @@ static decimal split(const char *s, size_t n)
         i++;
         bool minus = i < n && s[i] == '-';
         i += i < n && (s[i] == '-' || s[i] == '+') ? 1 : 0;
-        int64_t e = 0;
         for (; i < n; i++) {
-            e = e < EXPONENT_MOST ? e * 10 + (s[i] - '0') : e;
+            d.power = d.power < EXPONENT_MOST ? d.power * 10 + (s[i] - '0') : d.power;
         }
-        d.exponent += minus ? -e : e;
+        d.power = minus ? -d.power : d.power;
+        d.exponent += d.power;
     }
     return d;
 }
@@ -100,17 +112,185 @@ bool kvs__json_number_int(const char *s, size_t n, int64_t *out)
     for (; d.exponent < 0 && d.mantissa % 10 == 0; d.exponent++) {
         d.mantissa /= 10;
     }
+    const uint64_t most = (uint64_t)INT64_MAX + (d.negative ? 1 : 0);
     for (; d.exponent > 0; d.exponent--) {
-        if (d.mantissa > (uint64_t)INT64_MAX / 10) {
+        if (d.mantissa > most / 10) {
             return false;
         }
         d.mantissa *= 10;
     }
-    if (d.exponent < 0 || d.mantissa > (uint64_t)INT64_MAX) {
+    if (d.exponent < 0 || d.mantissa > most) {
         return false;
     }
-    *out = d.negative ? -(int64_t)d.mantissa : (int64_t)d.mantissa;
+    *out = d.negative ? -(int64_t)(d.mantissa - 1) - 1 : (int64_t)d.mantissa;
     return true;
+}
+
+/* ---- integers without bound */
+
+/* The longest: 771 digits times 2^1075, or 54 bits times 10^1095; both below 3700 bits. */
+#define BIG_LIMBS  120u
+#define BIG_DIGITS 770u /* no middle between two doubles has more that are not 0 */
+
+typedef struct big {
+    size_t n; /* limbs in use; the last is not 0 */
+    uint32_t limb[BIG_LIMBS];
+} big;
+
+/* b = b * factor + term */
+static void big_mul(big *b, uint32_t factor, uint32_t term)
+{
+    uint64_t carry = term;
+    for (size_t i = 0; i < b->n; i++) {
+        carry += (uint64_t)b->limb[i] * factor;
+        b->limb[i] = (uint32_t)carry;
+        carry >>= 32;
+    }
+    if (carry != 0 && !KVS_NEVER(b->n == BIG_LIMBS)) {
+        b->limb[b->n++] = (uint32_t)carry;
+    }
+}
+
+static void big_ten(big *b, int64_t power)
+{
+    for (; power >= 9; power -= 9) {
+        big_mul(b, 1000000000u, 0);
+    }
+    for (; power > 0; power--) {
+        big_mul(b, 10, 0);
+    }
+}
+
+static void big_shift(big *b, int64_t bits)
+{
+    for (; bits >= 31; bits -= 31) {
+        big_mul(b, UINT32_C(1) << 31, 0);
+    }
+    big_mul(b, UINT32_C(1) << (bits > 0 ? bits : 0), 0);
+}
+
+static int big_compare(const big *a, const big *b)
+{
+    if (a->n != b->n) {
+        return a->n < b->n ? -1 : 1;
+    }
+    for (size_t i = a->n; i-- > 0;) {
+        if (a->limb[i] != b->limb[i]) {
+            return a->limb[i] < b->limb[i] ? -1 : 1;
+        }
+    }
+    return 0;
+}
+
+/* All digits of s as an integer; *exponent becomes what goes with them. Beyond BIG_DIGITS a 1
+ * stands for whatever follows. */
+static void big_digits(big *b, const char *s, size_t n, int64_t *exponent)
+{
+    size_t used = 0;
+    bool fraction = false;
+    bool more = false;
+    for (size_t i = 0; i < n && s[i] != 'e' && s[i] != 'E'; i++) {
+        if (s[i] == '.') {
+            fraction = true;
+        }
+        if (s[i] < '0' || s[i] > '9') {
+            continue;
+        }
+        if (used == BIG_DIGITS) {
+            more = more || s[i] != '0';
+            *exponent += fraction ? 0 : 1;
+            continue;
+        }
+        big_mul(b, 10, (uint32_t)(s[i] - '0'));
+        used += b->n > 0 ? 1 : 0; /* zeros in front cost nothing */
+        *exponent -= fraction ? 1 : 0;
+    }
+    if (more) {
+        big_mul(b, 10, 1);
+        --*exponent;
+    }
+}
+
+/* The sign of (digits of s) * 10^power - middle * 2^shift. */
+static int compare(const char *s, size_t n, int64_t power, uint64_t middle, int64_t shift)
+{
+    big a = {.n = 0};
+    big b = {.n = 0};
+    big_digits(&a, s, n, &power);
+    big_mul(&b, 0, (uint32_t)(middle >> 32));
+    big_shift(&b, 32);
+    big_mul(&b, 1, (uint32_t)middle);
+    big_ten(power > 0 ? &a : &b, power > 0 ? power : -power);
+    big_shift(shift > 0 ? &b : &a, shift > 0 ? shift : -shift);
+    return big_compare(&a, &b);
+}
+
+/* ---- doubles */
+
+/* value = top * 2^shift within `error` units of top, whose highest bit is set. */
+typedef struct scaled {
+    uint64_t top;
+    int64_t shift;
+    uint64_t error;
+} scaled;
+
+static scaled scale(const decimal *d)
+{
+    scaled v = {d->mantissa, 0, d->lost ? 16 : 0}; /* what was dropped is below 2^-60 of it */
+    int64_t e = d->exponent;
+    for (;;) {
+        while (v.top >> 63 == 0) {
+            v.top <<= 1;
+            v.shift--;
+        }
+        if (e == 0) {
+            return v;
+        }
+        if (e > 0) {
+            u128 p = (u128)v.top * 10; /* 67 or 68 bits */
+            int less = p >> 67 != 0 ? 4 : 3;
+            v.top = (uint64_t)(p >> less);
+            v.shift += less;
+            e--;
+        } else {
+            u128 q = ((u128)v.top << 4) / 10; /* 64 or 65 bits */
+            int less = q >> 64 != 0 ? 1 : 0;
+            v.top = (uint64_t)(q >> less);
+            v.shift += less - 4;
+            e++;
+        }
+        v.error += 2; /* each step cuts off less than 2^-63 of the value */
+    }
+}
+
+/* m * 2^shift for m <= 2^53, which is a double or infinite. */
+static double assemble(uint64_t m, int64_t shift)
+{
+    return shift > 971 ? (double)INFINITY : ldexp((double)m, (int)shift);
+}
+
+static double nearest(const char *s, size_t n, const decimal *d)
+{
+    scaled v = scale(d);
+    int64_t drop = 11; /* of 64 bits 53 stay, fewer in subnormal numbers */
+    if (v.shift + drop < -1074) {
+        drop = -1074 - v.shift;
+    }
+    if (drop > 65) {
+        return 0.0;
+    }
+    uint64_t low = drop < 64 ? v.top >> drop : 0;
+    u128 half = (u128)1 << (drop - 1);
+    u128 rest = v.top & ((half << 1) - 1);
+    u128 away = rest > half ? rest - half : half - rest;
+    int side = rest > half ? 1 : -1;
+    if (away <= v.error) {
+        side = compare(s, n, d->power, 2 * low + 1, v.shift + drop - 1);
+    }
+    if (side > 0 || (side == 0 && (low & 1) != 0)) {
+        low++;
+    }
+    return assemble(low, v.shift + drop);
 }
 
 double kvs__json_number_double(const char *s, size_t n)
@@ -123,8 +303,8 @@ double kvs__json_number_double(const char *s, size_t n)
     if (d.mantissa < UINT64_C(1) << 53 && d.exponent >= -22 && d.exponent <= 22) {
         v = d.exponent < 0 ? v / power[-d.exponent] : v * power[d.exponent];
     } else if (d.mantissa != 0) {
-        int e = d.exponent > 5000 ? 5000 : d.exponent < -5000 ? -5000 : (int)d.exponent;
-        v = (double)((long double)d.mantissa * powl(10.0L, (long double)e));
+        /* A mantissa has 1 to 20 digits; 1e309 is infinite, 1e-324 below half of the least. */
+        v = d.exponent > 309 ? (double)INFINITY : d.exponent < -345 ? 0.0 : nearest(s, n, &d);
     }
     return d.negative ? -v : v;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* json_number.h: numbers of JSON texts, free of the locale that strtod heeds. */
+/* json_number.h: decimal numbers of texts, free of the locale that strtod heeds. */
 #ifndef KVS_ENGINE_JSON_NUMBER_H
 #define KVS_ENGINE_JSON_NUMBER_H
 
@@ -7,12 +7,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Bytes of the number that s begins with; 0: it is malformed. */
-size_t kvs__json_number_len(const char *s, size_t n);
+/* Bytes of the JSON number that s begins with; 0: it is malformed. *whole: it has neither fraction
+ * nor exponent. */
+size_t kvs__json_number_len(const char *s, size_t n, bool *whole);
+
+/* The two below take a sign, digits with at most one point among them, and an exponent of digits
+ * after e, E and a sign: what JSON allows, and also ".5", "5." and "+5". */
+
 /* Exact; false where the value is no integer or does not fit. */
 bool kvs__json_number_int(const char *s, size_t n, int64_t *out);
-/* Correctly rounded for up to 15 digits and exponents to 22, within two units of the last place
- * beyond; infinite where it overflows. */
+/* The nearest double, to even between two, for any number of digits; infinite beyond the largest. */
 double kvs__json_number_double(const char *s, size_t n);
 
 #endif

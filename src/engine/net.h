@@ -11,6 +11,7 @@
 #include "kern/wmat.h"
 #include "kvstate/cache.h"
 #include "kvstate/model.h"
+#include "kvstate/recurrent.h"
 
 /* Which elements of a head turn together. */
 typedef enum kvs__rope_style {
@@ -60,9 +61,17 @@ float kvs__rope_freqs(const kvs__rope *rope, uint32_t n_ctx, double *freq);
 float kvs__rope_score_scale(const kvs__rope *rope);
 
 /* Kinds of the two blocks of a layer (block.h). */
-typedef enum kvs__mixer_kind { KVS__MIX_ATTENTION = 0, KVS__MIX_LATENT = 1 } kvs__mixer_kind;
+typedef enum kvs__mixer_kind {
+    KVS__MIX_ATTENTION = 0,
+    KVS__MIX_LATENT = 1,
+    KVS__MIX_RECURRENT = 2
+} kvs__mixer_kind;
 
-typedef enum kvs__ffn_kind { KVS__FFN_DENSE = 0, KVS__FFN_MOE = 1 } kvs__ffn_kind;
+typedef enum kvs__ffn_kind {
+    KVS__FFN_DENSE = 0,
+    KVS__FFN_MOE = 1,
+    KVS__FFN_NONE = 2 /* the mixer is all of the layer */
+} kvs__ffn_kind;
 
 /* Multi-head latent attention: keys and values of all heads are made from one row a token. */
 typedef struct kvs__latent {
@@ -78,16 +87,40 @@ typedef struct kvs__latent {
     kvs__wrows kv_b, k_b, v_b;
 } kvs__latent;
 
+/* A gated delta rule or Mamba-2 (kvstate/recurrent.h): projections in, a convolution, the rule, a
+ * gated norm. Widths: keys = n_groups * state_dim, values = n_heads * head_dim. */
+typedef struct kvs__recurrent {
+    kvs_recurrent_spec spec; /* without undo, which is a plan's */
+    uint32_t norm_groups;    /* parts of `values` that are normed each by itself */
+    bool by_group;           /* delta: mixed instead of x and z, ... */
+    bool ba_by_group;        /* ... ba instead of b and a */
+    /* Rows of the groups one after another: q, k [state_dim] v, z [heads of it * head_dim], and
+     * b, a [heads of it]. */
+    kvs__wrows mixed, ba;
+    kvs__wrows x;           /* [conv_dim]: delta q, k, v; SSD x, B, C */
+    kvs__wrows z;           /* [values] */
+    kvs__wrows a, b;        /* [n_heads]; SSD: a alone */
+    const float *conv;      /* [conv_taps][conv_dim] */
+    const float *conv_bias; /* [conv_dim] or NULL */
+    const float *decay;     /* [n_heads] */
+    const float *dt_bias;   /* [n_heads] */
+    const float *d;         /* [n_heads] or NULL */
+    const float *norm;      /* [values], or [head_dim] of all heads alike: delta */
+    float dt_min, dt_max;   /* 0, 0: no limits */
+} kvs__recurrent;
+
 /* A mixture of experts: `used` of n gated feed-forwards for each token, and a shared one. */
 typedef struct kvs__moe {
     uint32_t n, used, d_ff;
     uint32_t n_groups, groups_used; /* experts of the best groups alone are chosen; 1, 1: all */
     uint32_t d_shared;              /* 0: no shared one */
+    bool gated;                     /* the shared one is scaled by a sigmoid of shared_router */
     bool normalise;                 /* weights of the chosen sum to 1 */
     float scale;                    /* of the weights, after that */
     kvs__wrows router;              /* [n] */
     kvs__wrows *expert;             /* [n][3]: gate, up [d_ff], down [d_model] */
     kvs__wrows shared_gate, shared_up, shared_down;
+    kvs__wrows shared_router; /* [1] */
 } kvs__moe;
 
 /* Layers may differ in all of it. One matrix: y = x W^T. rows.n outputs, rows.k inputs; rows.data
@@ -110,14 +143,27 @@ typedef struct kvs__layer {
     const float *bq, *bk, *bv;   /* or NULL */
     const float *bo;             /* [d_model] or NULL */
     bool wide_norm;              /* q and k are normed over all heads at once */
-    kvs__latent latent;          /* KVS__MIX_LATENT */
-    kvs__moe moe;                /* KVS__FFN_MOE */
+    bool gated;                  /* wq holds a gate beside each head: [n_heads][q, gate][k_dim] */
+    bool v_norm;                 /* values are normed too, without a weight */
+    bool same_kv;                /* values are the keys before norm and rotation; no wv */
+    bool borrows;                /* no keys and values of its own: those of layer `donor` */
+    uint32_t donor;
+    kvs__latent latent;       /* KVS__MIX_LATENT */
+    kvs__recurrent recurrent; /* KVS__MIX_RECURRENT */
+    kvs__moe moe;             /* KVS__FFN_MOE */
+    /* After the feed-forward: an input of this layer's own (net.side), and a factor. */
+    kvs__wrows side_gate;   /* [d_side] */
+    kvs__wrows side_proj;   /* [d_model] */
+    const float *side_norm; /* [d_model] */
+    const float *out_scale; /* [1] or NULL */
 } kvs__layer;
 
 typedef struct kvs__net {
     uint32_t n_layers, d_model, n_vocab, n_ctx_train;
     float rms_eps;
     float embed_scale;   /* 1 for most */
+    float block_scale;   /* of what a block adds to the stream; 1 for most */
+    float logit_scale;   /* 1 for most */
     float logit_softcap; /* 0: none */
     float attn_softcap;
     kvs__rope_style rope_style;
@@ -127,6 +173,15 @@ typedef struct kvs__net {
     kvs__wrows embed;  /* [n_vocab] rows of d_model */
     kvs__wrows output; /* [n_vocab]; the embedding where it is tied */
     const float *output_norm;
+    /* An input of each layer: rows of an embedding of its own, [n_layers][d_side] a token, plus the
+     * normed product of the stream's first row. 0: there is none. */
+    uint32_t d_side;
+    kvs__wrows side_embed;  /* [n_vocab] rows of n_layers * d_side */
+    kvs__wrows side_model;  /* [n_layers * d_side] */
+    const float *side_norm; /* [d_side] */
+    float side_scale;       /* of the embedding */
+    const float *ones;      /* [as many as the longest norm without a weight] */
+    uint32_t n_ones;
     kvs__layer usual;   /* what layers are made from before the architecture changes them */
     kvs__layer *layers; /* [n_layers] */
 } kvs__net;

@@ -212,10 +212,12 @@ static kvs_status read_rope(kvs_model *m, kvs_err *err)
 kvs_status kvs__net_params(kvs_model *m, kvs_err *err)
 {
     kvs__net *net = &m->net;
+    const bool bare = (m->arch->parts & KVS__PART_NO_FFN) != 0;
+    const bool headless = (m->arch->parts & KVS__PART_NO_HEADS) != 0;
     const kvs__u32_rule rules[] = {
         {"block_count", 1, MAX_LAYERS, NULL},
         {"embedding_length", 8, MAX_WIDTH, NULL},
-        {"feed_forward_length", 8, MAX_WIDTH, NULL},
+        {"feed_forward_length", bare ? 0 : 8, MAX_WIDTH, bare ? &zero : NULL},
         {"context_length", 1, INT32_MAX, NULL},
     };
     uint32_t *const fields[] = {&net->n_layers, &net->d_model, &net->usual.d_ff, &net->n_ctx_train};
@@ -223,20 +225,23 @@ kvs_status kvs__net_params(kvs_model *m, kvs_err *err)
     for (size_t i = 0; st == KVS_OK && i < KVS_COUNT(rules); i++) {
         st = kvs__param_u32(m, &rules[i], fields[i], err);
     }
-    if (st == KVS_OK) {
+    if (st == KVS_OK && !headless) {
         st = read_heads(m, err);
     }
     if (st == KVS_OK) {
         st = kvs__param_f32(m, "attention.layer_norm_rms_epsilon", NULL, &net->rms_eps, err);
     }
-    if (st == KVS_OK) {
+    if (st == KVS_OK && !headless) {
         st = read_rope(m, err);
     }
     if (st != KVS_OK) {
         return st;
     }
-    const float scale = 1.0f / sqrtf((float)net->usual.k_dim);
+    const float scale = headless ? 1.0f : 1.0f / sqrtf((float)net->usual.k_dim);
     net->embed_scale = 1.0f;
+    net->block_scale = 1.0f;
+    net->logit_scale = 1.0f;
+    net->usual.ffn = bare ? KVS__FFN_NONE : KVS__FFN_DENSE;
     /* GGUF files of some architectures hold q and k permuted, the originals do not */
     net->rope_style =
         m->source.hf ? kvs__hf_get_family(m->source.hf)->rope_style : m->arch->rope_style;
@@ -286,6 +291,15 @@ static kvs_status check_experts(const kvs_model *m, const kvs__moe *e, kvs_err *
     return st;
 }
 
+/* Models whose shared expert has a width of its own gate it. */
+static kvs_status read_shared(const kvs_model *m, kvs__moe *e, kvs_err *err)
+{
+    const kvs__u32_rule own = {"expert_shared_feed_forward_length", 0, MAX_WIDTH, &zero};
+    kvs_status st = kvs__param_u32(m, &own, &e->d_shared, err);
+    e->gated = e->d_shared > 0;
+    return st;
+}
+
 kvs_status kvs__setup_experts(kvs_model *m, bool normalise, kvs_err *err)
 {
     kvs__layer *l = &m->net.usual;
@@ -320,6 +334,9 @@ kvs_status kvs__setup_experts(kvs_model *m, bool normalise, kvs_err *err)
         st = check_experts(m, &e, err);
     }
     e.d_shared = n_shared * e.d_ff;
+    if (st == KVS_OK && e.d_shared == 0) {
+        st = read_shared(m, &e, err);
+    }
     for (uint32_t i = 0; st == KVS_OK && i < m->net.n_layers; i++) {
         m->net.layers[i].moe = e;
     }

@@ -15,17 +15,22 @@
 
 #include "engine/net.h"
 #include "engine/plan_parse.h"
+#include "kvstate/pages.h"
 
 #define DEFAULT_BLOCK 512u
+#define DEFAULT_UNDO  16u
+#define MAX_UNDO      65536u
 
 struct kvs_plan {
     kvs_ctx *ctx;
-    kvs_layer_spec *layers; /* [n_layers] */
+    kvs_layer_spec *layers;        /* [n_layers] */
+    kvs_recurrent_spec *recurrent; /* [n_layers], of the recurrent ones */
     uint32_t n_layers;
     uint32_t n_heads;
     uint32_t n_ctx;
     uint32_t max_block;
     uint32_t kv_block; /* 0: no layer is paged */
+    bool *own_window;  /* [n_layers] a window or sinks that are not the model's */
     kvs__plan_notes notes;
 };
 
@@ -34,16 +39,47 @@ struct kvs_plan {
 static kvs_status layers_from_model(kvs_plan *p, const kvs_model *model, const kvs_model_info *info,
                                     kvs_err *err)
 {
-    p->layers = kvs__calloc(p->ctx, info->n_layers, sizeof *p->layers);
-    if (!p->layers) {
+    p->n_layers = info->n_layers;
+    p->layers = kvs__calloc(p->ctx, p->n_layers, sizeof *p->layers);
+    p->own_window = kvs__calloc(p->ctx, p->n_layers, sizeof *p->own_window);
+    if (!p->layers || !p->own_window) {
         return kvs__nomem(err, "engine", info->n_layers * sizeof *p->layers);
     }
-    p->n_layers = info->n_layers;
     p->n_heads = info->n_heads;
+    p->recurrent = kvs__calloc(p->ctx, info->n_layers, sizeof *p->recurrent);
+    if (!p->recurrent) {
+        return kvs__nomem(err, "engine", info->n_layers * sizeof *p->recurrent);
+    }
     for (uint32_t i = 0; i < p->n_layers; i++) {
         kvs__net_layer_spec(&model->net, i, &p->layers[i]);
+        if (p->layers[i].kind == KVS_LAYER_RECURRENT) {
+            p->recurrent[i] = *p->layers[i].recurrent;
+            p->layers[i].recurrent = &p->recurrent[i];
+        }
     }
     return KVS_OK;
+}
+
+static bool has_keys(const kvs_layer_spec *s)
+{
+    return s->kind == KVS_LAYER_ATTENTION || s->kind == KVS_LAYER_LATENT;
+}
+
+static void apply_undo(kvs_plan *p, const kvs_plan_opts *o)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < p->n_layers; i++) {
+        n += p->layers[i].kind == KVS_LAYER_RECURRENT;
+    }
+    for (uint32_t i = 0; i < p->n_layers; i++) {
+        kvs_recurrent_spec *r = &p->recurrent[i];
+        bool none = p->layers[i].kind != KVS_LAYER_RECURRENT || o->undo_tokens == KVS_UNDO_NONE;
+        r->undo_tokens = none ? 0 : o->undo_tokens > 0 ? o->undo_tokens : DEFAULT_UNDO;
+        r->undo_bytes = none ? 0 : o->undo_bytes / n;
+        if (!none && o->undo_bytes > 0 && r->undo_bytes == 0) {
+            r->undo_bytes = 1;
+        }
+    }
 }
 
 static kvs_status apply_codecs(kvs_plan *p, const kvs_model *model, const kvs_plan_opts *o,
@@ -58,6 +94,8 @@ static kvs_status apply_codecs(kvs_plan *p, const kvs_model *model, const kvs_pl
     p->kv_block = o->kv_block > 0 ? o->kv_block : p->kv_block;
     if (strncmp(kv, "layers:", 7) == 0) {
         st = kvs__plan_parse_file(&ps, kv + 7, err);
+    } else if (strncmp(kv, "config:", 7) == 0) {
+        st = kvs__plan_parse_config(&ps, kv + 7, err);
     } else if (strncmp(kv, "layers=", 7) == 0) {
         st = kvs__plan_parse_layers(&ps, kv + 7, err);
     } else {
@@ -83,20 +121,31 @@ static kvs_status apply_codecs(kvs_plan *p, const kvs_model *model, const kvs_pl
     return st;
 }
 
-static kvs_status apply_limits(kvs_plan *p, const kvs_plan_opts *o, kvs_err *err)
+static kvs_status apply_limits(kvs_plan *p, const kvs_model *model, const kvs_plan_opts *o,
+                               kvs_err *err)
 {
     bool any_affine = false;
     for (uint32_t i = 0; i < p->n_layers; i++) {
         kvs_layer_spec *s = &p->layers[i];
+        if (!has_keys(s)) {
+            s->window = 0; /* a layers file may have named it */
+            s->sinks = 0;
+            s->dense_until = 0;
+            continue;
+        }
         bool affine = s->k.bits > 0 || s->v.bits > 0;
         any_affine = any_affine || affine;
         if (o->start > 0 && affine && s->dense_until == 0) {
             s->dense_until = o->start;
         }
+        if (s->dense_until > 0) { /* what is quantised later has scales of the type it came in */
+            s->dense_dtype = s->k.bits > 0 ? s->k.dtype : s->v.dtype;
+        }
         if (o->window > 0 && s->window == 0) {
             s->window = o->window;
             s->sinks = o->sinks;
         }
+        p->own_window[i] = s->window != kvs_model_window(model, i) || s->sinks > 0;
     }
     if (o->start > 0 && !any_affine) {
         return kvs__fail(err, KVS_E_INVAL, "engine",
@@ -119,7 +168,10 @@ static void choose_layouts(kvs_plan *p, uint32_t flags)
 {
     for (uint32_t i = 0; i < p->n_layers; i++) {
         kvs_layer_spec *s = &p->layers[i];
-        if (p->kv_block > 0 && (s->kind == KVS_LAYER_ATTENTION || s->kind == KVS_LAYER_LATENT)) {
+        if (!has_keys(s)) {
+            continue;
+        }
+        if (p->kv_block > 0) {
             make_paged(p, s, flags);
             continue;
         }
@@ -130,11 +182,28 @@ static void choose_layouts(kvs_plan *p, uint32_t flags)
     }
 }
 
+/* A layer that borrows is described as what it reads. */
+static void describe_borrowers(kvs_plan *p)
+{
+    for (uint32_t i = 0; i < p->n_layers; i++) {
+        kvs_layer_spec *s = &p->layers[i];
+        if (s->kind == KVS_LAYER_BORROW) {
+            uint32_t donor = s->donor;
+            *s = p->layers[donor];
+            s->kind = KVS_LAYER_BORROW;
+            s->donor = donor;
+        }
+    }
+}
+
 static kvs_status check_layer(const kvs_plan *p, uint32_t i, kvs_err *err)
 {
     const kvs_layer_spec *s = &p->layers[i];
     kvs_err e = {KVS_OK, 0, "", ""};
     const char *side = "keys";
+    if (!has_keys(s)) {
+        return KVS_OK;
+    }
     kvs_status st = kvs_codec_check(&s->k, s->k_dim, &e);
     if (st == KVS_OK && s->kind != KVS_LAYER_LATENT) {
         side = "values";
@@ -174,6 +243,13 @@ static kvs_status check_opts(const kvs_plan_opts *o, const kvs_model_info *info,
     if (o->flags & ~(uint32_t)KVS_PLAN_FULL_WINDOW) {
         return kvs__fail(err, KVS_E_INVAL, "engine", "flags 0x%x of kvs_plan_opts", o->flags);
     }
+    if (o->reserved != 0) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "reserved %u of kvs_plan_opts", o->reserved);
+    }
+    if (o->undo_tokens > MAX_UNDO && o->undo_tokens != KVS_UNDO_NONE) {
+        return kvs__fail(err, KVS_E_RANGE, "engine", "undo_tokens %u is above %u", o->undo_tokens,
+                         MAX_UNDO);
+    }
     if (o->n_ctx > INT32_MAX || o->max_block > INT32_MAX || o->window > INT32_MAX ||
         o->sinks > INT32_MAX || o->start > INT32_MAX) {
         return kvs__fail(err, KVS_E_RANGE, "engine", "a length above %d tokens", INT32_MAX);
@@ -197,12 +273,14 @@ static kvs_status build(kvs_plan *p, const kvs_model *model, const kvs_plan_opts
         st = apply_codecs(p, model, o, err);
     }
     if (st == KVS_OK) {
-        st = apply_limits(p, o, err);
+        st = apply_limits(p, model, o, err);
     }
     if (st != KVS_OK) {
         return st;
     }
+    apply_undo(p, o);
     choose_layouts(p, o->flags);
+    describe_borrowers(p);
     return check(p, err);
 }
 
@@ -240,6 +318,8 @@ void kvs_plan_free(kvs_plan *p)
         return;
     }
     kvs__free(p->ctx, p->layers, p->n_layers * sizeof *p->layers);
+    kvs__free(p->ctx, p->own_window, p->n_layers * sizeof *p->own_window);
+    kvs__free(p->ctx, p->recurrent, p->n_layers * sizeof *p->recurrent);
     kvs__free(p->ctx, p, sizeof *p);
 }
 
@@ -265,24 +345,81 @@ uint32_t kvs_plan_max_block(const kvs_plan *p)
     return p->max_block;
 }
 
-kvs_status kvs_plan_bytes(const kvs_plan *p, uint64_t n_tokens, size_t *state_bytes,
-                          size_t *layer_bytes, kvs_err *err)
+static kvs_cache_opts cache_opts(const kvs_plan *p)
 {
     kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
     o.n_layers = p->n_layers;
     o.layers = p->layers;
     o.block_tokens = p->kv_block;
+    return o;
+}
+
+kvs_status kvs_plan_bytes(const kvs_plan *p, uint64_t n_tokens, size_t *state_bytes,
+                          size_t *layer_bytes, kvs_err *err)
+{
+    kvs_cache_opts o = cache_opts(p);
     return kvs_cache_plan(&o, n_tokens, state_bytes, layer_bytes, err);
+}
+
+kvs_status kvs_plan_rows_bytes(const kvs_plan *p, uint32_t n_rows, uint64_t n_tokens,
+                               size_t *state_bytes, size_t *pool_bytes, kvs_err *err)
+{
+    size_t one = 0;
+    size_t all = 0;
+    size_t pool = 0;
+    kvs_status st = kvs_plan_bytes(p, n_tokens, &one, NULL, err);
+    if (st == KVS_OK && !kvs__mul_size(one, n_rows, &all)) {
+        st = kvs__fail(err, KVS_E_RANGE, "engine", "%u rows of %zu bytes overflow", n_rows, one);
+    }
+    if (st == KVS_OK && p->kv_block > 0 && pool_bytes) {
+        kvs_pages_opts pages = KVS_PAGES_OPTS_INIT;
+        kvs_cache_opts o = cache_opts(p);
+        pages.block_tokens = p->kv_block;
+        o.block_tokens = 0;
+        st = kvs_pages_plan(&pages, &o, n_rows, n_tokens, &pool, err);
+    }
+    if (st != KVS_OK) {
+        return st;
+    }
+    if (state_bytes) {
+        *state_bytes = all;
+    }
+    if (pool_bytes) {
+        *pool_bytes = pool;
+    }
+    return KVS_OK;
+}
+
+bool kvs__plan_own_window(const kvs_plan *p, uint32_t layer)
+{
+    return p->own_window[layer];
+}
+
+static bool same_recurrent(const kvs_recurrent_spec *a, const kvs_recurrent_spec *b)
+{
+    return a->rule == b->rule && a->n_heads == b->n_heads && a->n_groups == b->n_groups &&
+           a->head_dim == b->head_dim && a->state_dim == b->state_dim &&
+           a->conv_dim == b->conv_dim && a->conv_taps == b->conv_taps &&
+           a->conv_dtype == b->conv_dtype && a->undo_tokens == b->undo_tokens &&
+           a->undo_bytes == b->undo_bytes;
 }
 
 static bool same_spec(const kvs_layer_spec *a, const kvs_layer_spec *b)
 {
+    if (a->kind != b->kind || a->donor != b->donor) {
+        return false;
+    }
+    if (a->kind == KVS_LAYER_BORROW) {
+        return true;
+    }
+    if (a->kind == KVS_LAYER_RECURRENT) {
+        return same_recurrent(a->recurrent, b->recurrent);
+    }
     return a->k.bits == b->k.bits && a->k.group == b->k.group && a->k.rotate == b->k.rotate &&
            a->k.dtype == b->k.dtype && a->v.bits == b->v.bits && a->v.group == b->v.group &&
            a->v.rotate == b->v.rotate && a->v.dtype == b->v.dtype && a->layout == b->layout &&
            a->window == b->window && a->sinks == b->sinks && a->dense_until == b->dense_until &&
-           a->kind == b->kind && a->n_kv_heads == b->n_kv_heads && a->k_dim == b->k_dim &&
-           a->v_dim == b->v_dim;
+           a->n_kv_heads == b->n_kv_heads && a->k_dim == b->k_dim && a->v_dim == b->v_dim;
 }
 
 /* First layer of group i of equal layers; n_layers past the end. */
@@ -327,6 +464,18 @@ static void put_ranges(const kvs_plan *p, uint32_t first, kvs__plan_text *t)
     }
 }
 
+static void put_recurrent(const kvs_recurrent_spec *r, kvs__plan_text *t)
+{
+    kvs__plan_put(t, ": recurrent %s, %u heads of %u x %u in f32, convolution %u of %u",
+                  r->rule == KVS_RECURRENT_SSD ? "ssd" : "delta", r->n_heads, r->head_dim,
+                  r->state_dim, r->conv_taps, r->conv_dim);
+    if (r->undo_tokens > 0) {
+        kvs__plan_put(t, ", goes back %u tokens", r->undo_tokens);
+    } else {
+        kvs__plan_put(t, ", does not go back");
+    }
+}
+
 static void put_group(const kvs_plan *p, uint32_t first, kvs__plan_text *t)
 {
     const kvs_layer_spec *s = &p->layers[first];
@@ -336,6 +485,14 @@ static void put_group(const kvs_plan *p, uint32_t first, kvs__plan_text *t)
     (void)kvs_codec_name(&s->v, v, sizeof v);
     kvs__plan_put(t, "layers ");
     put_ranges(p, first, t);
+    if (s->kind == KVS_LAYER_RECURRENT) {
+        put_recurrent(s->recurrent, t);
+        return;
+    }
+    if (s->kind == KVS_LAYER_BORROW) {
+        kvs__plan_put(t, ": nothing, they read layer %u", s->donor);
+        return;
+    }
     static const char *const layouts[] = {"grow", "ring", "paged"};
     kvs__plan_put(t, ": %s", layouts[s->layout]);
     if (s->layout == KVS_LAYOUT_PAGED) {

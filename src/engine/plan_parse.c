@@ -90,8 +90,10 @@ kvs_status kvs__plan_parse_codec(kvs__plan_parser *ps, const char *name, kvs_cod
     kvs_codec c;
     kvs_err e = {KVS_OK, 0, "", ""};
     if (kvs_codec_parse(name, &c, &e) != KVS_OK) {
-        return kvs__fail(err, KVS_E_INVAL, "engine", "\"%.60s\" names no codec: %.150s", name,
-                         e.msg);
+        bool known = strstr(e.msg, "is no codec") == NULL; /* but its bits or group are not */
+        return kvs__fail(err, KVS_E_INVAL, "engine", "\"%.60s\" names no codec%s%.150s", name,
+                         known ? ": " : "; f32, f16, bf16, q8, q6, q5, q4, q3, q2, affine4:32 do",
+                         known ? e.msg : "");
     }
     if (ps->group && c.bits > 0 && !names_group(name)) {
         c.group = (uint16_t)ps->group;

@@ -4,8 +4,7 @@
 #define KVS_ENGINE_PLAN_PARSE_H
 
 #include "base/base.h"
-#include "kvstate/cache.h"
-#include "kvstate/model.h"
+#include "kvstate/plan.h"
 
 /* Remarks on names that were replaced, each once. */
 typedef struct kvs__plan_notes {
@@ -36,6 +35,11 @@ kvs_status kvs__plan_parse_pair(kvs__plan_parser *ps, const char *text, kvs_code
 kvs_status kvs__plan_parse_file(kvs__plan_parser *ps, const char *path, kvs_err *err);
 /* The same lines as text, ended by newlines or semicolons. */
 kvs_status kvs__plan_parse_layers(kvs__plan_parser *ps, const char *lines, kvs_err *err);
+/* plan_config.c: layers of a kv_config.json, all others dense bf16. */
+kvs_status kvs__plan_parse_config(kvs__plan_parser *ps, const char *path, kvs_err *err);
+
+/* plan.c: whether the layer has a window or sinks that its model does not have. */
+bool kvs__plan_own_window(const kvs_plan *p, uint32_t layer);
 
 /* A text that is cut at cap but counted in full. */
 typedef struct kvs__plan_text {

@@ -47,6 +47,11 @@ const char *kvs__st_dtype_name(kvs__st_dtype dtype)
     return dtypes[dtype].name;
 }
 
+uint32_t kvs__st_dtype_bits(kvs__st_dtype dtype)
+{
+    return dtypes[dtype].bits;
+}
+
 /* ---- one tensor */
 
 static kvs_status bad(const kvs__safetensors *s, kvs__str name, kvs_err *err, const char *why)
@@ -383,6 +388,11 @@ void kvs__safetensors_close(kvs__safetensors *s)
 size_t kvs__safetensors_bytes(const kvs__safetensors *s)
 {
     return s->file_bytes;
+}
+
+const kvs__map *kvs__safetensors_map(const kvs__safetensors *s)
+{
+    return &s->map;
 }
 
 const kvs__st_tensor *kvs__safetensors_at(const kvs__safetensors *s, size_t i)

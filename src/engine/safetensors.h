@@ -14,6 +14,7 @@
 #define KVS_ENGINE_SAFETENSORS_H
 
 #include "base/base.h"
+#include "base/map.h"
 #include "engine/json.h"
 
 #define KVS__ST_HEADER_MOST ((size_t)100 << 20) /* the format's own limit is 100 MB */
@@ -69,6 +70,8 @@ kvs_status kvs__safetensors_open_mem(kvs_ctx *ctx, const void *bytes, size_t n, 
 void kvs__safetensors_close(kvs__safetensors *s); /* NULL is fine */
 
 size_t kvs__safetensors_bytes(const kvs__safetensors *s); /* of the file */
+/* The mapped file; bytes 0 where it was opened in memory. */
+const kvs__map *kvs__safetensors_map(const kvs__safetensors *s);
 /* In order of their data; NULL past the end. */
 const kvs__st_tensor *kvs__safetensors_at(const kvs__safetensors *s, size_t i);
 /* By name, in constant time; NULL when absent. */
@@ -77,5 +80,6 @@ const kvs__st_tensor *kvs__safetensors_find(const kvs__safetensors *s, kvs__str 
 kvs__jval kvs__safetensors_metadata(const kvs__safetensors *s);
 
 const char *kvs__st_dtype_name(kvs__st_dtype dtype);
+uint32_t kvs__st_dtype_bits(kvs__st_dtype dtype);
 
 #endif

@@ -5,6 +5,9 @@
 
 #include <string.h>
 
+#include "engine/persist.h"
+#include "kvstate/interchange.h"
+
 /* Rows of logits computed together when many are asked for: bounded by bytes, not by the request. */
 #define LOGIT_BYTES ((size_t)8 << 20)
 
@@ -53,6 +56,14 @@ static uint32_t choose_block(const kvs_session *s, uint32_t most)
     return kvs__graph_block(&s->model->net, KVS__ACTIVATION_BYTES, most);
 }
 
+static bool same_state(const kvs_recurrent_spec *a, const kvs_recurrent_spec *b)
+{
+    return !a || !b ||
+           (a->rule == b->rule && a->n_heads == b->n_heads && a->n_groups == b->n_groups &&
+            a->head_dim == b->head_dim && a->state_dim == b->state_dim &&
+            a->conv_dim == b->conv_dim && a->conv_taps == b->conv_taps);
+}
+
 static kvs_status check_plan(const kvs_session *s, const kvs_plan *plan, kvs_err *err)
 {
     const kvs__net *net = &s->model->net;
@@ -62,7 +73,8 @@ static kvs_status check_plan(const kvs_session *s, const kvs_plan *plan, kvs_err
         const kvs_layer_spec *has = kvs_plan_layer(plan, i);
         kvs__net_layer_spec(net, i, &need);
         same = has->kind == need.kind && has->n_kv_heads == need.n_kv_heads &&
-               has->k_dim == need.k_dim && has->v_dim == need.v_dim;
+               has->k_dim == need.k_dim && has->v_dim == need.v_dim && has->donor == need.donor &&
+               same_state(has->recurrent, need.recurrent);
     }
     if (!same) {
         return kvs__fail(err, KVS_E_INVAL, "engine", "the plan was made for another model");
@@ -150,6 +162,7 @@ void kvs_session_free(kvs_session *s)
     if (!s) {
         return;
     }
+    kvs__persist_free(s->persist);
     kvs_rows_free(s->rows);
     if (!s->opts.batch) {
         kvs__graph_free(s->graph);
@@ -195,6 +208,7 @@ void kvs__session_undo(kvs_session *s)
             s->broken = true;
         }
     }
+    kvs__persist_cut(s->persist, s->n_tokens);
 }
 
 void kvs__session_took(kvs_session *s, const int32_t *tokens, size_t n, const float *logits)
@@ -202,6 +216,7 @@ void kvs__session_took(kvs_session *s, const int32_t *tokens, size_t n, const fl
     memmove(s->tokens + s->n_tokens, tokens, n * sizeof *tokens);
     s->n_tokens += n;
     s->n_computed += n;
+    kvs__persist_after(s->persist, s->tokens, s->n_tokens, (uint32_t)n);
     s->has_logits = logits != NULL;
     if (logits && logits != s->logits) {
         memcpy(s->logits, logits, s->n_vocab * sizeof *logits);
@@ -239,6 +254,7 @@ static bool deliver(kvs_session *s, const kvs__graph_row *row, const wanted *w)
 static kvs_status run_block(kvs_session *s, const int32_t *tokens, uint32_t n, const wanted *w,
                             kvs_err *err)
 {
+    kvs__persist_before(s->persist, n);
     kvs_status st = kvs_cache_reserve(s->cache, KVS_ALL_LAYERS, n, err);
     if (st != KVS_OK) {
         return st;
@@ -336,25 +352,35 @@ static size_t common_prefix(const kvs_session *s, const int32_t *tokens, size_t 
     return i;
 }
 
-/* Goes back to `keep` tokens, or to none where a layer can't. */
+/* How many of the first `keep` tokens it can go back to. */
+static size_t can_keep(const kvs_session *s, size_t keep)
+{
+    if (keep == 0 || keep == s->n_tokens ||
+        kvs_cache_can_rewind(s->cache, KVS_ALL_LAYERS, s->n_tokens - keep) == KVS_OK) {
+        return keep;
+    }
+    return s->persist ? kvs__persist_reach(s->persist, keep) : 0;
+}
+
+/* Goes back to `keep` tokens, as can_keep allows. */
 static kvs_status cut(kvs_session *s, size_t keep, kvs_err *err)
 {
     if (keep == s->n_tokens) {
         return KVS_OK;
     }
-    uint64_t back = s->n_tokens - keep;
-    kvs_status st = KVS_NO;
-    if (keep > 0) {
-        st = kvs_cache_can_rewind(s->cache, KVS_ALL_LAYERS, back);
-    }
-    if (st == KVS_OK) {
-        st = kvs_cache_rewind(s->cache, KVS_ALL_LAYERS, back, err);
-    } else {
-        keep = 0;
+    kvs_status st = KVS_OK;
+    if (keep == 0) {
+        st = kvs_cache_clear(s->cache, err);
+    } else if (kvs_cache_can_rewind(s->cache, KVS_ALL_LAYERS, s->n_tokens - keep) == KVS_OK) {
+        st = kvs_cache_rewind(s->cache, KVS_ALL_LAYERS, s->n_tokens - keep, err);
+    } else if (kvs__persist_back(s->persist, keep, NULL) != KVS_OK) {
+        keep = 0; /* some layers may have been emptied: all are */
         st = kvs_cache_clear(s->cache, err);
     }
     if (st == KVS_OK) {
+        kvs__persist_cut(s->persist, keep);
         s->n_tokens = keep;
+        s->n_unknown = s->n_unknown < keep ? s->n_unknown : keep;
         s->has_logits = false;
     }
     return st;
@@ -372,7 +398,7 @@ static int no_logits(void *user, int64_t pos, const float *logits, size_t n_voca
 kvs_status kvs__session_goto(kvs_session *s, const int32_t *tokens, size_t n, kvs_err *err)
 {
     kvs_status st = kvs__session_check(s, tokens, n, 0, err);
-    st = st == KVS_OK ? cut(s, common_prefix(s, tokens, n), err) : st;
+    st = st == KVS_OK ? cut(s, can_keep(s, common_prefix(s, tokens, n)), err) : st;
     if (st != KVS_OK || n == s->n_tokens) {
         return st;
     }
@@ -384,6 +410,32 @@ kvs_status kvs__session_goto(kvs_session *s, const int32_t *tokens, size_t n, kv
     return run_blocks(s, &e, err);
 }
 
+/* Takes the session to a prefix of tokens[0 .. n): what is held, or more from the store. */
+static kvs_status prepare(kvs_session *s, const int32_t *tokens, size_t n, kvs_err *err)
+{
+    size_t keep = common_prefix(s, tokens, n);
+    if (keep == n && n == s->n_tokens && (s->has_logits || n == 0)) {
+        if (s->persist) {
+            size_t none = 0;
+            (void)kvs__persist_fetch(s->persist, tokens, n, n, &none);
+        }
+        return KVS_OK;
+    }
+    /* the last token is computed again where only its logits are missing */
+    size_t own = can_keep(s, keep == n && n > 0 ? n - 1 : keep);
+    size_t got = 0;
+    kvs_status st = s->persist ? kvs__persist_fetch(s->persist, tokens, n, own, &got) : KVS_NO;
+    if (st == KVS_NO) {
+        return cut(s, own, err);
+    }
+    s->has_logits = false;
+    s->n_tokens = st == KVS_OK ? got : 0;
+    if (s->n_tokens > 0) {
+        memmove(s->tokens, tokens, got * sizeof *tokens);
+    }
+    return KVS_OK;
+}
+
 kvs_status kvs_session_sync(kvs_session *s, const int32_t *tokens, size_t n, size_t *n_reused,
                             kvs_err *err)
 {
@@ -391,23 +443,83 @@ kvs_status kvs_session_sync(kvs_session *s, const int32_t *tokens, size_t n, siz
         return kvs__fail(err, KVS_E_INVAL, "engine", "session is NULL");
     }
     kvs_status st = kvs__session_check(s, tokens, n, 0, err);
+    st = st == KVS_OK ? prepare(s, tokens, n, err) : st;
     if (st != KVS_OK) {
         return st;
-    }
-    size_t keep = common_prefix(s, tokens, n);
-    bool done = keep == n && n == s->n_tokens && (s->has_logits || n == 0);
-    if (!done) {
-        /* the last token is computed again where only its logits are missing */
-        st = cut(s, keep == n && n > 0 ? n - 1 : keep, err);
-        if (st != KVS_OK) {
-            return st;
-        }
     }
     if (n_reused) {
         *n_reused = s->n_tokens;
     }
     s->n_reused += s->n_tokens;
-    return kvs_session_append(s, n > 0 ? tokens + s->n_tokens : tokens, n - s->n_tokens, err);
+    st = kvs_session_append(s, n > 0 ? tokens + s->n_tokens : tokens, n - s->n_tokens, err);
+    kvs__persist_synced(s->persist, s->tokens, s->n_tokens); /* stopped half way, too */
+    return st;
+}
+
+/* ---- a prompt-cache file */
+
+/* Tokens of the loaded state, which holds n: from the file, or unknown. */
+static kvs_status take_tokens(kvs_session *s, const kvs_prompt_cache *file, uint32_t row, size_t n,
+                              kvs_err *err)
+{
+    size_t count = 0;
+    kvs_status st =
+        row == 0 ? kvs_prompt_cache_get_tokens(file, s->tokens, s->n_ctx, &count, err) : KVS_NO;
+    if (st == KVS_OK && count != n) {
+        return kvs__fail(err, KVS_E_FORMAT, "engine", "the file names %zu tokens and holds %zu",
+                         count, n);
+    }
+    for (size_t i = 0; st == KVS_NO && i < n; i++) {
+        s->tokens[i] = -1;
+    }
+    if (st == KVS_OK) {
+        st = kvs__session_check(s, s->tokens, n, 0, err);
+    }
+    s->n_unknown = st == KVS_NO ? n : 0;
+    return st == KVS_NO ? KVS_OK : st;
+}
+
+/* All layers must have come equally far. */
+static kvs_status loaded_length(const kvs_session *s, size_t *n, kvs_err *err)
+{
+    int64_t length = kvs_cache_length(s->cache, 0);
+    for (uint32_t i = 0; i < kvs_cache_n_layers(s->cache); i++) {
+        if (kvs_cache_length(s->cache, i) != length) {
+            return kvs__fail(err, KVS_E_FORMAT, "engine",
+                             "layer %u holds %lld tokens in the file, layer 0 %lld", i,
+                             (long long)kvs_cache_length(s->cache, i), (long long)length);
+        }
+    }
+    if ((uint64_t)length > s->n_ctx) {
+        return kvs__fail(err, KVS_E_LIMIT, "engine",
+                         "%lld tokens in the file do not fit into the context of %u",
+                         (long long)length, s->n_ctx);
+    }
+    *n = (size_t)length;
+    return KVS_OK;
+}
+
+kvs_status kvs_session_load_prompt_cache(kvs_session *s, const kvs_prompt_cache *file, uint32_t row,
+                                         kvs_err *err)
+{
+    if (!s || !file) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "session or file is NULL");
+    }
+    kvs_status st = kvs__session_check(s, NULL, 0, 0, err);
+    st = st == KVS_OK ? cut(s, 0, err) : st;
+    st = st == KVS_OK ? kvs_prompt_cache_load(file, row, s->cache, err) : st;
+    if (st != KVS_OK) {
+        return st;
+    }
+    size_t n = 0;
+    st = loaded_length(s, &n, err);
+    st = st == KVS_OK ? take_tokens(s, file, row, n, err) : st;
+    if (st == KVS_OK) {
+        s->n_tokens = n;
+    } else if (kvs_cache_clear(s->cache, NULL) != KVS_OK) {
+        s->broken = true;
+    }
+    return st;
 }
 
 /* ---- questions */
@@ -431,7 +543,8 @@ kvs_status kvs_session_sample(const kvs_session *s, kvs_sampler *sampler, int32_
                          "the sampler is for %zu tokens, the model has %zu",
                          kvs_sampler_n_vocab(sampler), s->n_vocab);
     }
-    return kvs_sampler_pick(sampler, s->logits, s->tokens, s->n_tokens, token, err);
+    return kvs_sampler_pick(sampler, s->logits, s->tokens + s->n_unknown,
+                            s->n_tokens - s->n_unknown, token, err);
 }
 
 const int32_t *kvs_session_tokens(const kvs_session *s, size_t *n)
@@ -461,4 +574,51 @@ kvs_status kvs_session_get_stats(const kvs_session *s, kvs_session_stats *out)
                       kvs__ctx_scratch_bytes(s->ctx) + s->logit_cap * sizeof *s->logits +
                       s->n_ctx * sizeof *s->tokens;
     return kvs__stats_write(out, &r, sizeof r);
+}
+
+/* ---- the store */
+
+kvs_status kvs_session_persist(kvs_session *s, const kvs_persist_opts *opts, kvs_err *err)
+{
+    if (!s) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "session is NULL");
+    }
+    if (s->persist || s->n_tokens > 0 || s->broken) {
+        return kvs__fail(err, KVS_E_STATE, "engine",
+                         s->persist ? "the session has a store already"
+                                    : "the session holds tokens: give it the store before");
+    }
+    kvs__persist_for f = {s->ctx, s->model, s->cache, s->n_ctx};
+    return kvs__persist_new(&f, opts, &s->persist, err);
+}
+
+kvs_status kvs_session_save(kvs_session *s, kvs_err *err)
+{
+    if (!s) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "session is NULL");
+    }
+    return s->broken ? KVS_NO : kvs__persist_save(s->persist, s->tokens, s->n_tokens, err);
+}
+
+kvs_status kvs_session_flush(kvs_session *s, kvs_err *err)
+{
+    return s ? kvs__persist_flush(s->persist, err)
+             : kvs__fail(err, KVS_E_INVAL, "engine", "session is NULL");
+}
+
+kvs_status kvs_session_get_reuse(const kvs_session *s, kvs_reuse *out)
+{
+    if (!s || !out) {
+        return KVS_E_INVAL;
+    }
+    kvs_reuse r = KVS_REUSE_INIT;
+    if (s->persist) {
+        kvs__persist_reuse(s->persist, &r);
+    }
+    return kvs__stats_write(out, &r, sizeof r);
+}
+
+kvs__persist *kvs__session_persist(const kvs_session *s)
+{
+    return s ? s->persist : NULL;
 }

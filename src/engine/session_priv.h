@@ -12,6 +12,7 @@
 
 #include "engine/graph.h"
 #include "engine/net.h"
+#include "engine/persist.h"
 #include "kvstate/batch.h"
 #include "kvstate/txn.h"
 
@@ -33,12 +34,14 @@ struct kvs_session {
     size_t n_vocab;
     int32_t *tokens; /* [n_ctx]; beyond n_tokens a round writes what it tries */
     size_t n_tokens;
-    float *logits; /* [logit_rows][n_vocab]; the newest in row 0 */
+    size_t n_unknown; /* of them, the first ones: -1, from a file that did not tell them */
+    float *logits;    /* [logit_rows][n_vocab]; the newest in row 0 */
     size_t logit_cap;
     bool has_logits;
     bool broken;
     uint64_t n_computed;
     uint64_t n_reused;
+    kvs__persist *persist; /* NULL: no store */
 };
 
 struct kvs_batch {

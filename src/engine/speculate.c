@@ -208,7 +208,7 @@ static kvs_status make_drafts(kvs_spec *p, uint32_t want, kvs_err *err)
     uint32_t got = 0;
     kvs_status st = KVS_OK;
     p->drafts = 0;
-    if (want == 0) {
+    if (want == 0 || (s->n_unknown > 0 && p->drafter.session)) {
         return KVS_OK;
     }
     if (p->opts.draft) {
@@ -217,7 +217,8 @@ static kvs_status make_drafts(kvs_spec *p, uint32_t want, kvs_err *err)
     } else if (p->drafter.session) {
         st = kvs__drafter_draft(&p->drafter, p->sampler, s->tokens, n, want, out, &got, err);
     } else {
-        got = kvs__ngram_draft(s->tokens, n, p->opts.ngram, out, want);
+        got =
+            kvs__ngram_draft(s->tokens + s->n_unknown, n - s->n_unknown, p->opts.ngram, out, want);
     }
     while (st == KVS_OK && p->drafts < got && out[p->drafts] >= 0 &&
            (size_t)out[p->drafts] < s->n_vocab) {
@@ -230,6 +231,7 @@ static kvs_status begin(kvs_spec *p, kvs_err *err)
 {
     kvs_txn_opts o = KVS_TXN_OPTS_INIT;
     o.n_drafts = p->drafts;
+    kvs__persist_before(p->session->persist, p->drafts + 1);
     kvs_status st = kvs_txn_begin(p->session->rows, &o, err);
     if (st != KVS_OK) {
         if (p->drafter.tried > 0) {
@@ -343,7 +345,8 @@ static uint32_t verify(round *r, kvs_spec *p)
         int32_t token = 0;
         size_t n = s->n_tokens + 1 + a;
         const float *logits = logits_at(r, p->first + a, s->n_vocab);
-        if (kvs_sampler_pick(p->sampler, logits, s->tokens, n, &token, NULL) != KVS_OK) {
+        if (kvs_sampler_pick(p->sampler, logits, s->tokens + s->n_unknown, n - s->n_unknown, &token,
+                             NULL) != KVS_OK) {
             break; /* the next round fails likewise, and says so */
         }
         if (token != s->tokens[n]) {

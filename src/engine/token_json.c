@@ -6,6 +6,7 @@
  * vocabulary proper holds its spelling. Truncation and padding of the file are left out: they
  * belong to training. What is not known is refused by its name, never skipped.
  */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -21,84 +22,118 @@ kvs_status kvs__tj_bad(const char *what, kvs_err *err)
     return kvs__fail(err, KVS_E_FORMAT, "engine", "tokenizer.json: %s", what);
 }
 
-kvs_status kvs__tj_refuse(const kvs__tape *j, const char *part, uint32_t node, kvs_err *err)
+kvs__text kvs__tj_str(kvs__jval v)
 {
-    size_t n = 0;
-    const char *name = kvs__tape_str(j, kvs__tape_get(j, node, "type"), &n);
-    return kvs__fail(err, KVS_E_UNSUPPORTED, "engine",
-                     "tokenizer.json: %s \"%.*s\" is not supported", part, n < 80 ? (int)n : 80,
-                     name ? name : "");
+    if (kvs__json_kind(v) != KVS__JSON_STRING) {
+        return (kvs__text){NULL, 0};
+    }
+    const kvs__str s = kvs__json_raw(v);
+    return (kvs__text){s.ptr, s.len};
 }
 
-kvs_status kvs__tj_bool(const kvs__tape *j, uint32_t object, const char *key, bool *value,
+bool kvs__tj_absent(kvs__jval v)
+{
+    return kvs__json_kind(v) <= KVS__JSON_NULL;
+}
+
+bool kvs__tj_double(kvs__jval v, double *out)
+{
+    return kvs__json_double(v, out) && isfinite(*out);
+}
+
+bool kvs__tj_pair(kvs__jval list, kvs__jval v[2])
+{
+    v[0] = v[1] = (kvs__jval){NULL, 0};
+    if (kvs__json_count(list) != 2 || !kvs__json_next(list, &v[0])) {
+        return false;
+    }
+    v[1] = v[0];
+    return kvs__json_next(list, &v[1]);
+}
+
+kvs_status kvs__tj_open(kvs_ctx *ctx, const char *path, const char *name, kvs__json **out,
                         kvs_err *err)
 {
-    const uint32_t node = kvs__tape_get(j, object, key);
-    switch (kvs__tape_type(j, node)) {
-    case KVS__T_NULL:
+    char *text = NULL;
+    size_t n = 0;
+    kvs_status st = kvs__json_file(ctx, path, KVS__TJ_FILE_MAX, &text, &n, err);
+    return st == KVS_OK ? kvs__json_adopt(ctx, text, n, name, out, err) : st;
+}
+
+kvs_status kvs__tj_refuse(const char *part, kvs__jval node, kvs_err *err)
+{
+    const kvs__text name = kvs__tj_str(kvs__json_get(node, "type"));
+    return kvs__fail(err, KVS_E_UNSUPPORTED, "engine",
+                     "tokenizer.json: %s \"%.*s\" is not supported", part,
+                     name.len < 80 ? (int)name.len : 80, name.ptr ? name.ptr : "");
+}
+
+kvs_status kvs__tj_bool(kvs__jval object, const char *key, bool *value, kvs_err *err)
+{
+    const kvs__jval node = kvs__json_get(object, key);
+    switch (kvs__json_kind(node)) {
+    case KVS__JSON_NONE:
+    case KVS__JSON_NULL:
         return KVS_OK;
-    case KVS__T_FALSE:
-    case KVS__T_TRUE:
-        *value = kvs__tape_type(j, node) == KVS__T_TRUE;
+    case KVS__JSON_FALSE:
+    case KVS__JSON_TRUE:
+        *value = kvs__json_kind(node) == KVS__JSON_TRUE;
         return KVS_OK;
     default:
         return kvs__fail(err, KVS_E_FORMAT, "engine", "tokenizer.json: %s is no boolean", key);
     }
 }
 
-kvs_status kvs__tj_text(const kvs__tape *j, uint32_t object, const char *key, kvs__text *value,
-                        kvs_err *err)
+kvs_status kvs__tj_text(kvs__jval object, const char *key, kvs__text *value, kvs_err *err)
 {
-    const uint32_t node = kvs__tape_get(j, object, key);
-    if (kvs__tape_type(j, node) == KVS__T_NULL) {
+    const kvs__jval node = kvs__json_get(object, key);
+    if (kvs__tj_absent(node)) {
         return KVS_OK;
     }
-    size_t n = 0;
-    const char *s = kvs__tape_str(j, node, &n);
-    if (!s) {
+    const kvs__text s = kvs__tj_str(node);
+    if (!s.ptr) {
         return kvs__fail(err, KVS_E_FORMAT, "engine", "tokenizer.json: %s is no text", key);
     }
-    *value = (kvs__text){s, n};
+    *value = s;
     return KVS_OK;
 }
 
-static kvs_status each(const kvs__tape *j, uint32_t node, const char *key,
-                       kvs_status (*fn)(kvs_tokenizer *tok, uint32_t node, kvs_err *err),
+static kvs_status each(kvs__jval node, const char *key,
+                       kvs_status (*fn)(kvs_tokenizer *tok, kvs__jval node, kvs_err *err),
                        kvs_tokenizer *tok, unsigned depth, kvs_err *err)
 {
-    if (kvs__tape_type(j, node) == KVS__T_NULL) {
+    if (kvs__tj_absent(node)) {
         return KVS_OK;
     }
-    if (kvs__tape_type(j, node) != KVS__T_OBJECT) {
+    if (kvs__json_kind(node) != KVS__JSON_OBJECT) {
         return kvs__fail(err, KVS_E_FORMAT, "engine", "tokenizer.json: one of %s is no object",
                          key);
     }
-    if (!kvs__tape_is(j, kvs__tape_get(j, node, "type"), "Sequence")) {
+    if (!kvs__json_is(kvs__json_get(node, "type"), "Sequence")) {
         return fn(tok, node, err);
     }
-    const uint32_t list = kvs__tape_get(j, node, key);
-    if (kvs__tape_type(j, list) != KVS__T_ARRAY || depth == 8) {
+    const kvs__jval list = kvs__json_get(node, key);
+    if (kvs__json_kind(list) != KVS__JSON_ARRAY || depth == 8) {
         return kvs__fail(err, KVS_E_FORMAT, "engine",
                          "tokenizer.json: Sequence without %s, or "
                          "nested deeply",
                          key);
     }
-    uint32_t at = list + 1;
-    for (uint32_t i = 0; i < j->nodes[list].len; i++) {
-        kvs_status st = each(j, at, key, fn, tok, depth + 1, err);
+    kvs__jval at = {NULL, 0};
+    while (kvs__json_next(list, &at)) {
+        kvs_status st = each(at, key, fn, tok, depth + 1, err);
         if (st != KVS_OK) {
             return st;
         }
-        at = j->nodes[at].next;
     }
     return KVS_OK;
 }
 
-kvs_status kvs__tj_each(const kvs__tape *j, uint32_t node, const char *key,
-                        kvs_status (*fn)(kvs_tokenizer *tok, uint32_t node, kvs_err *err),
+kvs_status kvs__tj_each(kvs__jval node, const char *key,
+                        kvs_status (*fn)(kvs_tokenizer *tok, kvs__jval node, kvs_err *err),
                         kvs_tokenizer *tok, kvs_err *err)
 {
-    return each(j, node, key, fn, tok, 0, err);
+    return each(node, key, fn, tok, 0, err);
 }
 
 /* ---- work of one call */
@@ -367,38 +402,38 @@ void kvs__tj_free(kvs_ctx *ctx, struct kvs__tj *tj, size_t n_tokens)
         kvs__free(ctx, tj->strings[i].key, tj->strings[i].key_len + 1 + tj->strings[i].text_len);
     }
     kvs__free(ctx, tj->strings, KVS__TJ_STRINGS_MAX * sizeof *tj->strings);
-    kvs__tape_free(&tj->doc);
+    kvs__json_free(tj->doc);
     kvs__free(ctx, tj, sizeof *tj);
 }
 
 static kvs_status build(kvs_tokenizer *tok, const char *dir, size_t n_rows, kvs_err *err)
 {
     struct kvs__tj *tj = tok->json;
-    const kvs__tape *j = &tj->doc;
+    const kvs__jval root = kvs__json_root(tj->doc);
     kvs__vocab_src src = KVS__VOCAB_SRC_INIT;
-    if (kvs__tape_type(j, 0) != KVS__T_OBJECT) {
+    if (kvs__json_kind(root) != KVS__JSON_OBJECT) {
         return kvs__tj_bad("the whole is no object", err);
     }
     static const char word[] = "[" KVS__RE_WORD "\\x{200c}\\x{200d}]";
     kvs_status st =
         kvs__re_new(tok->ctx, (kvs__text){word, sizeof word - 1}, KVS__RE_PCRE, &tj->word_re, err);
-    st = st == KVS_OK ? kvs__tj_norms_read(tok, kvs__tape_get(j, 0, "normalizer"), err) : st;
-    st = st == KVS_OK ? kvs__tj_pres_read(tok, kvs__tape_get(j, 0, "pre_tokenizer"), err) : st;
+    st = st == KVS_OK ? kvs__tj_norms_read(tok, kvs__json_get(root, "normalizer"), err) : st;
+    st = st == KVS_OK ? kvs__tj_pres_read(tok, kvs__json_get(root, "pre_tokenizer"), err) : st;
     st = st == KVS_OK ? kvs__tj_vocab_read(tok, n_rows, err) : st;
     st = st == KVS_OK ? build_lists(tok, err) : st;
-    st = st == KVS_OK ? kvs__tj_decoder_read(tok, kvs__tape_get(j, 0, "decoder"), err) : st;
-    st = st == KVS_OK ? kvs__tj_post_read(tok, kvs__tape_get(j, 0, "post_processor"), err) : st;
+    st = st == KVS_OK ? kvs__tj_decoder_read(tok, kvs__json_get(root, "decoder"), err) : st;
+    st = st == KVS_OK ? kvs__tj_post_read(tok, kvs__json_get(root, "post_processor"), err) : st;
     st = st == KVS_OK ? kvs__tj_config_read(tok, dir, &src, err) : st;
     if (st == KVS_OK) {
         kvs__token_special_fill(tok, &src);
         tok->adds = (tj->n_front > 0 ? 1u : 0u) | (tj->n_back > 0 ? 2u : 0u);
-        kvs__tape_drop_nodes(&tj->doc);
+        kvs__json_drop_nodes(tj->doc);
     }
     return st;
 }
 
 /* Takes doc over. */
-static kvs_status make(kvs_ctx *ctx, kvs__tape *doc, const char *dir, size_t n_rows,
+static kvs_status make(kvs_ctx *ctx, kvs__json *doc, const char *dir, size_t n_rows,
                        kvs_tokenizer **out, kvs_err *err)
 {
     kvs_tokenizer *tok = kvs__calloc(ctx, 1, sizeof *tok);
@@ -406,13 +441,13 @@ static kvs_status make(kvs_ctx *ctx, kvs__tape *doc, const char *dir, size_t n_r
     if (!tok || !tj) {
         kvs__free(ctx, tok, sizeof *tok);
         kvs__free(ctx, tj, sizeof *tj);
-        kvs__tape_free(doc);
+        kvs__json_free(doc);
         return kvs__nomem(err, "engine", sizeof *tok + sizeof *tj);
     }
     tok->ctx = ctx;
     tok->kind = KVS__VOCAB_JSON;
     tok->json = tj;
-    tj->doc = *doc;
+    tj->doc = doc;
     kvs_status st = build(tok, dir, n_rows, err);
     if (st != KVS_OK) {
         kvs__tokenizer_free(tok);
@@ -425,9 +460,17 @@ static kvs_status make(kvs_ctx *ctx, kvs__tape *doc, const char *dir, size_t n_r
 kvs_status kvs__tokenizer_from_json_text(kvs_ctx *ctx, const char *text, size_t n, size_t n_rows,
                                          kvs_tokenizer **out, kvs_err *err)
 {
-    kvs__tape doc = {0};
-    kvs_status st = kvs__tape_parse(ctx, text, n, "tokenizer.json", &doc, err);
-    return st == KVS_OK ? make(ctx, &doc, NULL, n_rows, out, err) : st;
+    if (n > KVS__TJ_FILE_MAX) {
+        return kvs__fail(err, KVS_E_LIMIT, "engine", "tokenizer.json: %zu bytes", n);
+    }
+    char *copy = kvs__alloc(ctx, n + 1);
+    if (!copy) {
+        return kvs__nomem(err, "engine", n + 1);
+    }
+    memcpy(copy, text, n);
+    kvs__json *doc = NULL;
+    kvs_status st = kvs__json_adopt(ctx, copy, n, "tokenizer.json", &doc, err);
+    return st == KVS_OK ? make(ctx, doc, NULL, n_rows, out, err) : st;
 }
 
 kvs_status kvs__tokenizer_from_json(kvs_ctx *ctx, const char *path, size_t n_rows,
@@ -440,9 +483,9 @@ kvs_status kvs__tokenizer_from_json(kvs_ctx *ctx, const char *path, size_t n_row
     if (n < 0 || (size_t)n >= sizeof file) {
         return kvs__fail(err, KVS_E_LIMIT, "engine", "a path of %d bytes", n);
     }
-    kvs__tape doc = {0};
-    kvs_status st = kvs__tape_open(ctx, file, "tokenizer.json", &doc, err);
-    return st == KVS_OK ? make(ctx, &doc, dir ? path : NULL, n_rows, out, err) : st;
+    kvs__json *doc = NULL;
+    kvs_status st = kvs__tj_open(ctx, file, "tokenizer.json", &doc, err);
+    return st == KVS_OK ? make(ctx, doc, dir ? path : NULL, n_rows, out, err) : st;
 }
 
 kvs_status kvs_tokenizer_open(kvs_ctx *ctx, const char *path, kvs_tokenizer **out, kvs_err *err)

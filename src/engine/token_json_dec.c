@@ -19,32 +19,31 @@ static bool is_fused(const struct kvs__tj *tj)
     return tj->fused || (tj->n_decs > 0 && tj->decs[tj->n_decs - 1].kind == KVS__DEC_BYTE_LEVEL);
 }
 
-static kvs_status read_replace(const kvs__tape *j, uint32_t node, kvs__tj_dec *d, kvs_err *err)
+static kvs_status read_replace(kvs__jval node, kvs__tj_dec *d, kvs_err *err)
 {
-    const uint32_t pattern = kvs__tape_get(j, node, "pattern");
-    d->pattern.ptr = kvs__tape_str(j, kvs__tape_get(j, pattern, "String"), &d->pattern.len);
+    const kvs__jval pattern = kvs__json_get(node, "pattern");
+    d->pattern = kvs__tj_str(kvs__json_get(pattern, "String"));
     if (!d->pattern.ptr || d->pattern.len == 0) {
         return kvs__fail(err, KVS_E_UNSUPPORTED, "engine",
                          "tokenizer.json: decoder Replace of anything but a text is not supported");
     }
-    kvs_status st = kvs__tj_text(j, node, "content", &d->content, err);
+    kvs_status st = kvs__tj_text(node, "content", &d->content, err);
     return st == KVS_OK && !d->content.ptr ? kvs__tj_bad("Replace without content", err) : st;
 }
 
-static kvs_status read_strip(kvs_tokenizer *tok, uint32_t node, kvs__tj_dec *d, kvs_err *err)
+static kvs_status read_strip(kvs_tokenizer *tok, kvs__jval node, kvs__tj_dec *d, kvs_err *err)
 {
     struct kvs__tj *tj = tok->json;
-    const kvs__tape *j = &tj->doc;
     kvs__text content = {NULL, 0};
     int64_t start = 0;
     int64_t stop = 0;
-    kvs_status st = kvs__tj_text(j, node, "content", &content, err);
+    kvs_status st = kvs__tj_text(node, "content", &content, err);
     if (st != KVS_OK) {
         return st;
     }
     d->pattern = kvs__tj_mark(content);
-    if (d->pattern.len == 0 || !kvs__tape_int(j, kvs__tape_get(j, node, "start"), &start) ||
-        !kvs__tape_int(j, kvs__tape_get(j, node, "stop"), &stop) || start < 0 || stop < 0) {
+    if (d->pattern.len == 0 || !kvs__json_whole(kvs__json_get(node, "start"), &start) ||
+        !kvs__json_whole(kvs__json_get(node, "stop"), &stop) || start < 0 || stop < 0) {
         return kvs__tj_bad("malformed decoder Strip", err);
     }
     d->start = (size_t)start;
@@ -62,10 +61,10 @@ static kvs_status read_strip(kvs_tokenizer *tok, uint32_t node, kvs__tj_dec *d, 
     return KVS_OK;
 }
 
-static kvs_status read_meta(const kvs__tape *j, uint32_t node, kvs__tj_dec *d, kvs_err *err)
+static kvs_status read_meta(kvs__jval node, kvs__tj_dec *d, kvs_err *err)
 {
     kvs__text mark = {NULL, 0};
-    kvs_status st = kvs__tj_text(j, node, "replacement", &mark, err);
+    kvs_status st = kvs__tj_text(node, "replacement", &mark, err);
     if (st != KVS_OK) {
         return st;
     }
@@ -73,22 +72,22 @@ static kvs_status read_meta(const kvs__tape *j, uint32_t node, kvs__tj_dec *d, k
     if (d->pattern.len == 0) {
         return kvs__tj_bad("Metaspace: replacement is not one character", err);
     }
-    return kvs__tj_meta_scheme(j, node, &d->scheme, err);
+    return kvs__tj_meta_scheme(node, &d->scheme, err);
 }
 
-static kvs_status read_args(kvs_tokenizer *tok, uint32_t node, kvs__tj_dec *d, kvs_err *err)
+static kvs_status read_args(kvs__jval node, kvs__tj_dec *d, kvs_err *err)
 {
     switch (d->kind) {
     case KVS__DEC_REPLACE:
-        return read_replace(&tok->json->doc, node, d, err);
+        return read_replace(node, d, err);
     case KVS__DEC_META:
-        return read_meta(&tok->json->doc, node, d, err);
+        return read_meta(node, d, err);
     default:
         return KVS_OK;
     }
 }
 
-static kvs_status read_one(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
+static kvs_status read_one(kvs_tokenizer *tok, kvs__jval node, kvs_err *err)
 {
     static const struct {
         const char *name;
@@ -99,14 +98,13 @@ static kvs_status read_one(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
                  {"ByteFallback", KVS__DEC_BYTE_FALLBACK},
                  {"ByteLevel", KVS__DEC_BYTE_LEVEL}};
     struct kvs__tj *tj = tok->json;
-    const kvs__tape *j = &tj->doc;
-    const uint32_t type = kvs__tape_get(j, node, "type");
-    if (kvs__tape_is(j, type, "Fuse")) {
+    const kvs__jval type = kvs__json_get(node, "type");
+    if (kvs__json_is(type, "Fuse")) {
         tj->fused = true;
         return KVS_OK;
     }
     for (size_t i = 0; i < KVS_COUNT(known); i++) {
-        if (!kvs__tape_is(j, type, known[i].name)) {
+        if (!kvs__json_is(type, known[i].name)) {
             continue;
         }
         if (is_fused(tj) && known[i].kind != KVS__DEC_STRIP) {
@@ -122,9 +120,9 @@ static kvs_status read_one(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
         kvs__tj_dec *d = &tj->decs[tj->n_decs++];
         *d = (kvs__tj_dec){.kind = known[i].kind};
         tj->fused = fused;
-        return strip ? read_strip(tok, node, d, err) : read_args(tok, node, d, err);
+        return strip ? read_strip(tok, node, d, err) : read_args(node, d, err);
     }
-    return kvs__tj_refuse(j, "decoder", node, err);
+    return kvs__tj_refuse("decoder", node, err);
 }
 
 /* ---- what a token decodes to */
@@ -258,11 +256,11 @@ static kvs_status fill_pieces(kvs_tokenizer *tok, kvs__tj_pieces *p, bool first,
     return st;
 }
 
-kvs_status kvs__tj_decoder_read(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
+kvs_status kvs__tj_decoder_read(kvs_tokenizer *tok, kvs__jval node, kvs_err *err)
 {
     struct kvs__tj *tj = tok->json;
-    tj->has_decoder = kvs__tape_type(&tj->doc, node) != KVS__T_NULL;
-    kvs_status st = kvs__tj_each(&tj->doc, node, "decoders", read_one, tok, err);
+    tj->has_decoder = !kvs__tj_absent(node);
+    kvs_status st = kvs__tj_each(node, "decoders", read_one, tok, err);
     st = st == KVS_OK ? fill_pieces(tok, &tj->pieces, false, err) : st;
     bool first = false;
     for (size_t i = 0; i < tj->n_decs; i++) {

@@ -20,46 +20,44 @@ static kvs__tj_norm *add(kvs_tokenizer *tok, kvs__tj_norm_kind kind)
     return n;
 }
 
-kvs_status kvs__tj_pattern(kvs_tokenizer *tok, uint32_t node, kvs__re **re, kvs_err *err)
+kvs_status kvs__tj_pattern(kvs_tokenizer *tok, kvs__jval node, kvs__re **re, kvs_err *err)
 {
-    const kvs__tape *j = &tok->json->doc;
-    const uint32_t pattern = kvs__tape_get(j, node, "pattern");
+    const kvs__jval pattern = kvs__json_get(node, "pattern");
     kvs__text text = {NULL, 0};
-    text.ptr = kvs__tape_str(j, kvs__tape_get(j, pattern, "String"), &text.len);
+    text = kvs__tj_str(kvs__json_get(pattern, "String"));
     if (text.ptr) {
         return kvs__re_new(tok->ctx, text, KVS__RE_LITERAL, re, err);
     }
-    text.ptr = kvs__tape_str(j, kvs__tape_get(j, pattern, "Regex"), &text.len);
+    text = kvs__tj_str(kvs__json_get(pattern, "Regex"));
     if (text.ptr) {
         return kvs__re_new(tok->ctx, text, KVS__RE_ONIG, re, err);
     }
     return kvs__tj_bad("a pattern is neither String nor Regex", err);
 }
 
-static kvs_status read_replace(kvs_tokenizer *tok, uint32_t node, kvs__tj_norm *n, kvs_err *err)
+static kvs_status read_replace(kvs_tokenizer *tok, kvs__jval node, kvs__tj_norm *n, kvs_err *err)
 {
-    kvs_status st = kvs__tj_text(&tok->json->doc, node, "content", &n->content, err);
+    kvs_status st = kvs__tj_text(node, "content", &n->content, err);
     if (st == KVS_OK && !n->content.ptr) {
         st = kvs__tj_bad("Replace without content", err);
     }
     return st == KVS_OK ? kvs__tj_pattern(tok, node, &n->re, err) : st;
 }
 
-static kvs_status read_args(kvs_tokenizer *tok, uint32_t node, kvs__tj_norm *n, kvs_err *err)
+static kvs_status read_args(kvs_tokenizer *tok, kvs__jval node, kvs__tj_norm *n, kvs_err *err)
 {
-    const kvs__tape *j = &tok->json->doc;
     kvs_status st = KVS_OK;
     switch (n->kind) {
     case KVS__NORM_STRIP:
-        st = kvs__tj_bool(j, node, "strip_left", &n->compat, err);
-        return st == KVS_OK ? kvs__tj_bool(j, node, "strip_right", &n->compose, err) : st;
+        st = kvs__tj_bool(node, "strip_left", &n->compat, err);
+        return st == KVS_OK ? kvs__tj_bool(node, "strip_right", &n->compose, err) : st;
     case KVS__NORM_REPLACE:
         return read_replace(tok, node, n, err);
     case KVS__NORM_PREPEND:
-        st = kvs__tj_text(j, node, "prepend", &n->content, err);
+        st = kvs__tj_text(node, "prepend", &n->content, err);
         return st == KVS_OK && !n->content.ptr ? kvs__tj_bad("Prepend without prepend", err) : st;
     case KVS__NORM_CHARSMAP:
-        st = kvs__tj_text(j, node, "precompiled_charsmap", &n->content, err);
+        st = kvs__tj_text(node, "precompiled_charsmap", &n->content, err);
         if (st == KVS_OK && !n->content.ptr) {
             st = kvs__tj_bad("Precompiled without precompiled_charsmap", err);
         }
@@ -69,7 +67,7 @@ static kvs_status read_args(kvs_tokenizer *tok, uint32_t node, kvs__tj_norm *n, 
     }
 }
 
-static kvs_status read_one(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
+static kvs_status read_one(kvs_tokenizer *tok, kvs__jval node, kvs_err *err)
 {
     static const struct {
         const char *name;
@@ -87,10 +85,9 @@ static kvs_status read_one(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
                  {"Prepend", KVS__NORM_PREPEND, false, false},
                  {"Precompiled", KVS__NORM_CHARSMAP, false, false},
                  {"ByteLevel", KVS__NORM_BYTES, false, false}};
-    const kvs__tape *j = &tok->json->doc;
-    const uint32_t type = kvs__tape_get(j, node, "type");
+    const kvs__jval type = kvs__json_get(node, "type");
     for (size_t i = 0; i < KVS_COUNT(known); i++) {
-        if (kvs__tape_is(j, type, known[i].name)) {
+        if (kvs__json_is(type, known[i].name)) {
             kvs__tj_norm *n = add(tok, known[i].kind);
             if (!n) {
                 return kvs__tj_bad("too many normalizers", err);
@@ -100,12 +97,12 @@ static kvs_status read_one(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
             return read_args(tok, node, n, err);
         }
     }
-    return kvs__tj_refuse(j, "normalizer", node, err);
+    return kvs__tj_refuse("normalizer", node, err);
 }
 
-kvs_status kvs__tj_norms_read(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
+kvs_status kvs__tj_norms_read(kvs_tokenizer *tok, kvs__jval node, kvs_err *err)
 {
-    return kvs__tj_each(&tok->json->doc, node, "normalizers", read_one, tok, err);
+    return kvs__tj_each(node, "normalizers", read_one, tok, err);
 }
 
 void kvs__tj_norms_free(kvs_ctx *ctx, struct kvs__tj *tj)

@@ -47,10 +47,10 @@ static kvs_status put_back(kvs_tokenizer *tok, const int32_t *ids, size_t n, kvs
     return n > 0 ? put_ids(tok, &tj->back, &tj->n_back, ids, n, false, err) : KVS_OK;
 }
 
-static kvs_status read_id(const kvs_tokenizer *tok, uint32_t node, int32_t *id, kvs_err *err)
+static kvs_status read_id(const kvs_tokenizer *tok, kvs__jval node, int32_t *id, kvs_err *err)
 {
     int64_t v = -1;
-    if (!kvs__tape_int(&tok->json->doc, node, &v) || v < 0 || (uint64_t)v >= tok->n_tokens) {
+    if (!kvs__json_whole(node, &v) || v < 0 || (uint64_t)v >= tok->n_tokens) {
         return kvs__tj_bad("a post-processor names an id that is no token", err);
     }
     *id = (int32_t)v;
@@ -58,24 +58,22 @@ static kvs_status read_id(const kvs_tokenizer *tok, uint32_t node, int32_t *id, 
 }
 
 /* The ids of special token `name` of a template, appended to ids. */
-static kvs_status template_ids(const kvs_tokenizer *tok, uint32_t table, uint32_t name,
+static kvs_status template_ids(const kvs_tokenizer *tok, kvs__jval table, kvs__jval name,
                                int32_t *ids, size_t *n, kvs_err *err)
 {
-    const kvs__tape *j = &tok->json->doc;
-    size_t len = 0;
-    const char *text = kvs__tape_str(j, name, &len);
+    const kvs__text text = kvs__tj_str(name);
     char key[256];
-    if (!text || len >= sizeof key || memchr(text, 0, len)) {
+    if (!text.ptr || text.len >= sizeof key || memchr(text.ptr, 0, text.len)) {
         return kvs__tj_bad("malformed TemplateProcessing", err);
     }
-    memcpy(key, text, len);
-    key[len] = '\0';
-    const uint32_t list = kvs__tape_get(j, kvs__tape_get(j, table, key), "ids");
-    if (kvs__tape_type(j, list) != KVS__T_ARRAY) {
+    memcpy(key, text.ptr, text.len);
+    key[text.len] = '\0';
+    const kvs__jval list = kvs__json_get(kvs__json_get(table, key), "ids");
+    if (kvs__json_kind(list) != KVS__JSON_ARRAY) {
         return kvs__tj_bad("TemplateProcessing names a token without ids", err);
     }
-    uint32_t at = list + 1;
-    for (uint32_t i = 0; i < j->nodes[list].len; i++) {
+    kvs__jval at = {NULL, 0};
+    while (kvs__json_next(list, &at)) {
         if (*n == PUT_MAX) {
             return kvs__tj_bad("the post-processor adds too many tokens", err);
         }
@@ -84,31 +82,28 @@ static kvs_status template_ids(const kvs_tokenizer *tok, uint32_t table, uint32_
             return st;
         }
         (*n)++;
-        at = j->nodes[at].next;
     }
     return KVS_OK;
 }
 
-static kvs_status read_template(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
+static kvs_status read_template(kvs_tokenizer *tok, kvs__jval node, kvs_err *err)
 {
-    const kvs__tape *j = &tok->json->doc;
-    const uint32_t list = kvs__tape_get(j, node, "single");
-    const uint32_t table = kvs__tape_get(j, node, "special_tokens");
-    if (kvs__tape_type(j, list) != KVS__T_ARRAY) {
+    const kvs__jval list = kvs__json_get(node, "single");
+    const kvs__jval table = kvs__json_get(node, "special_tokens");
+    if (kvs__json_kind(list) != KVS__JSON_ARRAY) {
         return kvs__tj_bad("TemplateProcessing without single", err);
     }
     int32_t ids[2][PUT_MAX];
     size_t n[2] = {0, 0};
     unsigned side = 0;
-    uint32_t at = list + 1;
-    for (uint32_t i = 0; i < j->nodes[list].len; i++) {
-        const uint32_t special = kvs__tape_get(j, at, "SpecialToken");
-        const uint32_t sequence = kvs__tape_get(j, at, "Sequence");
+    kvs__jval at = {NULL, 0};
+    while (kvs__json_next(list, &at)) {
+        const kvs__jval special = kvs__json_get(at, "SpecialToken");
+        const kvs__jval sequence = kvs__json_get(at, "Sequence");
         kvs_status st = KVS_OK;
-        if (special != KVS__TAPE_NONE) {
-            st =
-                template_ids(tok, table, kvs__tape_get(j, special, "id"), ids[side], &n[side], err);
-        } else if (side == 0 && kvs__tape_is(j, kvs__tape_get(j, sequence, "id"), "A")) {
+        if (special.doc) {
+            st = template_ids(tok, table, kvs__json_get(special, "id"), ids[side], &n[side], err);
+        } else if (side == 0 && kvs__json_is(kvs__json_get(sequence, "id"), "A")) {
             side = 1;
         } else {
             st = kvs__tj_bad("TemplateProcessing: single is not one A among special tokens", err);
@@ -116,7 +111,6 @@ static kvs_status read_template(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
         if (st != KVS_OK) {
             return st;
         }
-        at = j->nodes[at].next;
     }
     if (side == 0) {
         return kvs__tj_bad("TemplateProcessing: single has no A", err);
@@ -126,28 +120,26 @@ static kvs_status read_template(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
 }
 
 /* RobertaProcessing and BertProcessing: "cls": ["<s>", 0]. */
-static kvs_status read_pair(kvs_tokenizer *tok, uint32_t node, const char *key, int32_t *id,
+static kvs_status read_pair(kvs_tokenizer *tok, kvs__jval node, const char *key, int32_t *id,
                             kvs_err *err)
 {
-    const kvs__tape *j = &tok->json->doc;
-    const uint32_t pair = kvs__tape_get(j, node, key);
-    if (kvs__tape_type(j, pair) != KVS__T_ARRAY || j->nodes[pair].len != 2) {
+    kvs__jval pair[2];
+    if (!kvs__tj_pair(kvs__json_get(node, key), pair)) {
         return kvs__tj_bad("malformed post-processor", err);
     }
-    return read_id(tok, j->nodes[pair + 1].next, id, err);
+    return read_id(tok, pair[1], id, err);
 }
 
-static kvs_status read_post(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
+static kvs_status read_post(kvs_tokenizer *tok, kvs__jval node, kvs_err *err)
 {
-    const kvs__tape *j = &tok->json->doc;
-    const uint32_t type = kvs__tape_get(j, node, "type");
-    if (kvs__tape_is(j, type, "ByteLevel")) { /* trims offsets, which are not given out */
+    const kvs__jval type = kvs__json_get(node, "type");
+    if (kvs__json_is(type, "ByteLevel")) { /* trims offsets, which are not given out */
         return KVS_OK;
     }
-    if (kvs__tape_is(j, type, "TemplateProcessing")) {
+    if (kvs__json_is(type, "TemplateProcessing")) {
         return read_template(tok, node, err);
     }
-    if (kvs__tape_is(j, type, "RobertaProcessing") || kvs__tape_is(j, type, "BertProcessing")) {
+    if (kvs__json_is(type, "RobertaProcessing") || kvs__json_is(type, "BertProcessing")) {
         int32_t cls = -1;
         int32_t sep = -1;
         kvs_status st = read_pair(tok, node, "cls", &cls, err);
@@ -155,12 +147,12 @@ static kvs_status read_post(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
         st = st == KVS_OK ? put_front(tok, &cls, 1, err) : st;
         return st == KVS_OK ? put_back(tok, &sep, 1, err) : st;
     }
-    return kvs__tj_refuse(j, "post_processor", node, err);
+    return kvs__tj_refuse("post_processor", node, err);
 }
 
-kvs_status kvs__tj_post_read(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
+kvs_status kvs__tj_post_read(kvs_tokenizer *tok, kvs__jval node, kvs_err *err)
 {
-    return kvs__tj_each(&tok->json->doc, node, "processors", read_post, tok, err);
+    return kvs__tj_each(node, "processors", read_post, tok, err);
 }
 
 /* ---- strings that the tokenizer keeps */
@@ -201,19 +193,20 @@ static kvs_status keep(kvs_tokenizer *tok, const char *key, kvs__text text, kvs_
 struct side {
     kvs_tokenizer *tok;
     kvs__vocab_src *src;
-    kvs__tape j; /* the file at hand */
+    const char *name; /* of the file at hand */
+    kvs__jval root;
     kvs_err *err;
 };
 
 /* A token is written as its text or as {"content": text}. */
-static kvs__text token_text(const kvs__tape *j, uint32_t object, const char *key)
+static kvs__text token_text(kvs__jval object, const char *key)
 {
     kvs__text t = {NULL, 0};
-    uint32_t node = kvs__tape_get(j, object, key);
-    if (kvs__tape_type(j, node) == KVS__T_OBJECT) {
-        node = kvs__tape_get(j, node, "content");
+    kvs__jval node = kvs__json_get(object, key);
+    if (kvs__json_kind(node) == KVS__JSON_OBJECT) {
+        node = kvs__json_get(node, "content");
     }
-    t.ptr = kvs__tape_str(j, node, &t.len);
+    t = kvs__tj_str(node);
     return t;
 }
 
@@ -231,7 +224,7 @@ static kvs_status read_tokens(const struct side *s)
                 {"cls_token", -1},
                 {"tokenizer_class", -1}};
     for (size_t i = 0; i < KVS_COUNT(keys); i++) {
-        const kvs__text t = token_text(&s->j, 0, keys[i].key);
+        const kvs__text t = token_text(s->root, keys[i].key);
         if (!t.ptr) {
             continue;
         }
@@ -253,7 +246,7 @@ static kvs_status keep_named(const struct side *s, kvs__text name, kvs__text tex
     const bool plain = name.len == 7 && memcmp(name.ptr, "default", 7) == 0;
     if (name.len > 80 || memchr(name.ptr, 0, name.len)) {
         return kvs__fail(s->err, KVS_E_FORMAT, "engine", "%s: the name of a chat template",
-                         s->j.name);
+                         s->name);
     }
     (void)snprintf(key, sizeof key, "chat_template.%.*s", (int)name.len, name.ptr);
     return keep(s->tok, plain ? "chat_template" : key, text, s->err);
@@ -261,29 +254,27 @@ static kvs_status keep_named(const struct side *s, kvs__text name, kvs__text tex
 
 static kvs_status read_chat(const struct side *s)
 {
-    const kvs__tape *j = &s->j;
-    const uint32_t node = kvs__tape_get(j, 0, "chat_template");
+    const kvs__jval node = kvs__json_get(s->root, "chat_template");
     kvs__text text = {NULL, 0};
-    text.ptr = kvs__tape_str(j, node, &text.len);
+    text = kvs__tj_str(node);
     if (text.ptr) {
         return keep(s->tok, "chat_template", text, s->err);
     }
-    if (kvs__tape_type(j, node) != KVS__T_ARRAY) {
+    if (kvs__json_kind(node) != KVS__JSON_ARRAY) {
         return KVS_OK;
     }
-    uint32_t at = node + 1;
-    for (uint32_t i = 0; i < j->nodes[node].len; i++) {
+    kvs__jval at = {NULL, 0};
+    for (unsigned i = 0; kvs__json_next(node, &at); i++) {
         kvs__text name = {NULL, 0};
-        name.ptr = kvs__tape_str(j, kvs__tape_get(j, at, "name"), &name.len);
-        text.ptr = kvs__tape_str(j, kvs__tape_get(j, at, "template"), &text.len);
+        name = kvs__tj_str(kvs__json_get(at, "name"));
+        text = kvs__tj_str(kvs__json_get(at, "template"));
         if (!name.ptr || !text.ptr) {
-            return kvs__fail(s->err, KVS_E_FORMAT, "engine", "%s: chat template %u", j->name, i);
+            return kvs__fail(s->err, KVS_E_FORMAT, "engine", "%s: chat template %u", s->name, i);
         }
         kvs_status st = keep_named(s, name, text);
         if (st != KVS_OK) {
             return st;
         }
-        at = j->nodes[at].next;
     }
     return KVS_OK;
 }
@@ -318,12 +309,12 @@ static kvs_status read_switches(const struct side *s)
 {
     static const char *const keys[2] = {"add_bos_token", "add_eos_token"};
     for (unsigned i = 0; i < 2; i++) {
-        const kvs__ttype t = kvs__tape_type(&s->j, kvs__tape_get(&s->j, 0, keys[i]));
-        if (t != KVS__T_TRUE && t != KVS__T_FALSE) {
+        const kvs__json_type t = kvs__json_kind(kvs__json_get(s->root, keys[i]));
+        if (t != KVS__JSON_TRUE && t != KVS__JSON_FALSE) {
             continue;
         }
         const int32_t id = s->src->special[i == 0 ? KVS_SPECIAL_BOS : KVS_SPECIAL_EOS];
-        kvs_status st = set_edge(s->tok, id, t == KVS__T_TRUE, i == 0, s->err);
+        kvs_status st = set_edge(s->tok, id, t == KVS__JSON_TRUE, i == 0, s->err);
         if (st != KVS_OK) {
             return st;
         }
@@ -338,19 +329,23 @@ static kvs_status read_config(struct side *s)
     return st == KVS_OK ? read_switches(s) : st;
 }
 
+static void add_eog(const struct side *s, kvs__jval v)
+{
+    int64_t id = -1;
+    if (s->src->n_eog < KVS__TJ_EOG_MAX && kvs__json_whole(v, &id) && id >= 0 &&
+        (uint64_t)id < s->tok->n_tokens) {
+        s->tok->json->eog[s->src->n_eog++] = (int32_t)id;
+    }
+}
+
 /* "eos_token_id" of generation_config.json: one id or several. */
 static kvs_status read_generation(struct side *s)
 {
-    const uint32_t node = kvs__tape_get(&s->j, 0, "eos_token_id");
-    const bool list = kvs__tape_type(&s->j, node) == KVS__T_ARRAY;
-    const uint32_t n = list ? s->j.nodes[node].len : 1;
-    uint32_t at = list ? node + 1 : node;
-    for (uint32_t i = 0; i < n && s->src->n_eog < KVS__TJ_EOG_MAX; i++) {
-        int64_t id = -1;
-        if (kvs__tape_int(&s->j, at, &id) && id >= 0 && (uint64_t)id < s->tok->n_tokens) {
-            s->tok->json->eog[s->src->n_eog++] = (int32_t)id;
-        }
-        at = list ? s->j.nodes[at].next : at;
+    const kvs__jval node = kvs__json_get(s->root, "eos_token_id");
+    kvs__jval at = {NULL, 0};
+    add_eog(s, node);
+    while (kvs__json_next(node, &at)) {
+        add_eog(s, at);
     }
     return KVS_OK;
 }
@@ -364,7 +359,8 @@ static kvs_status read_file(struct side *s, const char *dir, const char *name,
         return kvs__fail(s->err, KVS_E_LIMIT, "engine", "a path of %d bytes", n);
     }
     kvs_err err = {0};
-    kvs_status st = kvs__tape_open(s->tok->ctx, path, name, &s->j, &err);
+    kvs__json *doc = NULL;
+    kvs_status st = kvs__tj_open(s->tok->ctx, path, name, &doc, &err);
     if (st == KVS_E_NOTFOUND) {
         return KVS_OK;
     }
@@ -374,8 +370,10 @@ static kvs_status read_file(struct side *s, const char *dir, const char *name,
         }
         return st;
     }
+    s->name = name;
+    s->root = kvs__json_root(doc);
     st = read(s);
-    kvs__tape_free(&s->j);
+    kvs__json_free(doc);
     return st;
 }
 
@@ -389,7 +387,7 @@ static kvs_status read_jinja(const struct side *s, const char *dir)
     kvs_err err = {0};
     kvs__text text = {NULL, 0};
     char *bytes = NULL;
-    kvs_status st = kvs__tape_file(s->tok->ctx, path, (size_t)4 << 20, &bytes, &text.len, &err);
+    kvs_status st = kvs__json_file(s->tok->ctx, path, (size_t)4 << 20, &bytes, &text.len, &err);
     if (st == KVS_E_NOTFOUND) {
         return KVS_OK;
     }

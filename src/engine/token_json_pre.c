@@ -39,8 +39,7 @@ static kvs_status add_split(kvs_tokenizer *tok, const char *expression, kvs__tj_
                        err);
 }
 
-static kvs_status read_behaviour(const kvs__tape *j, uint32_t node, kvs__tj_behave *behave,
-                                 kvs_err *err)
+static kvs_status read_behaviour(kvs__jval node, kvs__tj_behave *behave, kvs_err *err)
 {
     static const struct {
         const char *name, *spelled;
@@ -50,12 +49,12 @@ static kvs_status read_behaviour(const kvs__tape *j, uint32_t node, kvs__tj_beha
                  {"MergedWithPrevious", "merged_with_previous", KVS__SPLIT_PREVIOUS},
                  {"MergedWithNext", "merged_with_next", KVS__SPLIT_NEXT},
                  {"Contiguous", "contiguous", KVS__SPLIT_CONTIGUOUS}};
-    const uint32_t value = kvs__tape_get(j, node, "behavior");
-    if (kvs__tape_type(j, value) == KVS__T_NULL) {
+    const kvs__jval value = kvs__json_get(node, "behavior");
+    if (kvs__tj_absent(value)) {
         return KVS_OK;
     }
     for (size_t i = 0; i < KVS_COUNT(known); i++) {
-        if (kvs__tape_is(j, value, known[i].name) || kvs__tape_is(j, value, known[i].spelled)) {
+        if (kvs__json_is(value, known[i].name) || kvs__json_is(value, known[i].spelled)) {
             *behave = known[i].behave;
             return KVS_OK;
         }
@@ -63,27 +62,25 @@ static kvs_status read_behaviour(const kvs__tape *j, uint32_t node, kvs__tj_beha
     return kvs__tj_bad("unknown behavior of a pre-tokenizer", err);
 }
 
-static kvs_status read_split(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
+static kvs_status read_split(kvs_tokenizer *tok, kvs__jval node, kvs_err *err)
 {
-    const kvs__tape *j = &tok->json->doc;
     kvs__tj_pre *p = add(tok, KVS__TPRE_SPLIT, err);
     if (!p) {
         return KVS_E_FORMAT;
     }
-    kvs_status st = read_behaviour(j, node, &p->behave, err);
-    st = st == KVS_OK ? kvs__tj_bool(j, node, "invert", &p->invert, err) : st;
+    kvs_status st = read_behaviour(node, &p->behave, err);
+    st = st == KVS_OK ? kvs__tj_bool(node, "invert", &p->invert, err) : st;
     return st == KVS_OK ? kvs__tj_pattern(tok, node, &p->re, err) : st;
 }
 
-static kvs_status read_byte_level(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
+static kvs_status read_byte_level(kvs_tokenizer *tok, kvs__jval node, kvs_err *err)
 {
-    const kvs__tape *j = &tok->json->doc;
     bool space = true;
     bool regex = true;
     bool trim = true; /* of offsets, which are not given out */
-    kvs_status st = kvs__tj_bool(j, node, "add_prefix_space", &space, err);
-    st = st == KVS_OK ? kvs__tj_bool(j, node, "use_regex", &regex, err) : st;
-    st = st == KVS_OK ? kvs__tj_bool(j, node, "trim_offsets", &trim, err) : st;
+    kvs_status st = kvs__tj_bool(node, "add_prefix_space", &space, err);
+    st = st == KVS_OK ? kvs__tj_bool(node, "use_regex", &regex, err) : st;
+    st = st == KVS_OK ? kvs__tj_bool(node, "trim_offsets", &trim, err) : st;
     if (st == KVS_OK && space && !add(tok, KVS__TPRE_SPACE, err)) {
         return KVS_E_FORMAT;
     }
@@ -96,22 +93,21 @@ static kvs_status read_byte_level(kvs_tokenizer *tok, uint32_t node, kvs_err *er
     return st;
 }
 
-kvs_status kvs__tj_meta_scheme(const kvs__tape *j, uint32_t node, kvs__tj_scheme *scheme,
-                               kvs_err *err)
+kvs_status kvs__tj_meta_scheme(kvs__jval node, kvs__tj_scheme *scheme, kvs_err *err)
 {
     static const char *const names[] = {"always", "first", "never"};
-    const uint32_t value = kvs__tape_get(j, node, "prepend_scheme");
+    const kvs__jval value = kvs__json_get(node, "prepend_scheme");
     bool prefix = true;
-    kvs_status st = kvs__tj_bool(j, node, "add_prefix_space", &prefix, err);
+    kvs_status st = kvs__tj_bool(node, "add_prefix_space", &prefix, err);
     if (st != KVS_OK) {
         return st;
     }
     *scheme = prefix ? KVS__META_ALWAYS : KVS__META_NEVER;
-    if (kvs__tape_type(j, value) == KVS__T_NULL) {
+    if (kvs__tj_absent(value)) {
         return KVS_OK;
     }
     for (unsigned i = 0; i < KVS_COUNT(names); i++) {
-        if (kvs__tape_is(j, value, names[i])) {
+        if (kvs__json_is(value, names[i])) {
             if (!prefix && i != KVS__META_NEVER) {
                 return kvs__tj_bad("add_prefix_space contradicts prepend_scheme", err);
             }
@@ -133,12 +129,11 @@ kvs__text kvs__tj_mark(kvs__text text)
     return text;
 }
 
-static kvs_status read_meta(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
+static kvs_status read_meta(kvs_tokenizer *tok, kvs__jval node, kvs_err *err)
 {
-    const kvs__tape *j = &tok->json->doc;
     kvs__text mark = {NULL, 0};
     kvs__tj_pre *p = add(tok, KVS__TPRE_META, err);
-    kvs_status st = p ? kvs__tj_text(j, node, "replacement", &mark, err) : KVS_E_FORMAT;
+    kvs_status st = p ? kvs__tj_text(node, "replacement", &mark, err) : KVS_E_FORMAT;
     if (st != KVS_OK || !p) {
         return st;
     }
@@ -147,28 +142,28 @@ static kvs_status read_meta(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
         return kvs__tj_bad("Metaspace: replacement is not one character", err);
     }
     p->split = true;
-    st = kvs__tj_bool(j, node, "split", &p->split, err);
-    return st == KVS_OK ? kvs__tj_meta_scheme(j, node, &p->scheme, err) : st;
+    st = kvs__tj_bool(node, "split", &p->split, err);
+    return st == KVS_OK ? kvs__tj_meta_scheme(node, &p->scheme, err) : st;
 }
 
-static kvs_status read_digits(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
+static kvs_status read_digits(kvs_tokenizer *tok, kvs__jval node, kvs_err *err)
 {
     bool single = false;
-    kvs_status st = kvs__tj_bool(&tok->json->doc, node, "individual_digits", &single, err);
+    kvs_status st = kvs__tj_bool(node, "individual_digits", &single, err);
     return st == KVS_OK
                ? add_split(tok, "\\p{N}", single ? KVS__SPLIT_ISOLATED : KVS__SPLIT_CONTIGUOUS,
                            false, err)
                : st;
 }
 
-static kvs_status read_punctuation(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
+static kvs_status read_punctuation(kvs_tokenizer *tok, kvs__jval node, kvs_err *err)
 {
     kvs__tj_behave behave = KVS__SPLIT_ISOLATED;
-    kvs_status st = read_behaviour(&tok->json->doc, node, &behave, err);
+    kvs_status st = read_behaviour(node, &behave, err);
     return st == KVS_OK ? add_split(tok, PUNCTUATION, behave, false, err) : st;
 }
 
-static kvs_status read_whitespace(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
+static kvs_status read_whitespace(kvs_tokenizer *tok, kvs__jval node, kvs_err *err)
 {
     (void)node;
     return add_split(tok,
@@ -177,23 +172,23 @@ static kvs_status read_whitespace(kvs_tokenizer *tok, uint32_t node, kvs_err *er
                      KVS__SPLIT_REMOVED, true, err);
 }
 
-static kvs_status read_whitespace_split(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
+static kvs_status read_whitespace_split(kvs_tokenizer *tok, kvs__jval node, kvs_err *err)
 {
     (void)node;
     return add_split(tok, "[" KVS__RE_WS "]+", KVS__SPLIT_REMOVED, false, err);
 }
 
-static kvs_status read_bert(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
+static kvs_status read_bert(kvs_tokenizer *tok, kvs__jval node, kvs_err *err)
 {
     kvs_status st = read_whitespace_split(tok, node, err);
     return st == KVS_OK ? add_split(tok, PUNCTUATION, KVS__SPLIT_ISOLATED, false, err) : st;
 }
 
-static kvs_status read_one(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
+static kvs_status read_one(kvs_tokenizer *tok, kvs__jval node, kvs_err *err)
 {
     static const struct {
         const char *name;
-        kvs_status (*read)(kvs_tokenizer *tok, uint32_t node, kvs_err *err);
+        kvs_status (*read)(kvs_tokenizer *tok, kvs__jval node, kvs_err *err);
     } known[] = {{"Split", read_split},
                  {"ByteLevel", read_byte_level},
                  {"Metaspace", read_meta},
@@ -202,19 +197,18 @@ static kvs_status read_one(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
                  {"Whitespace", read_whitespace},
                  {"WhitespaceSplit", read_whitespace_split},
                  {"BertPreTokenizer", read_bert}};
-    const kvs__tape *j = &tok->json->doc;
-    const uint32_t type = kvs__tape_get(j, node, "type");
+    const kvs__jval type = kvs__json_get(node, "type");
     for (size_t i = 0; i < KVS_COUNT(known); i++) {
-        if (kvs__tape_is(j, type, known[i].name)) {
+        if (kvs__json_is(type, known[i].name)) {
             return known[i].read(tok, node, err);
         }
     }
-    return kvs__tj_refuse(j, "pre_tokenizer", node, err);
+    return kvs__tj_refuse("pre_tokenizer", node, err);
 }
 
-kvs_status kvs__tj_pres_read(kvs_tokenizer *tok, uint32_t node, kvs_err *err)
+kvs_status kvs__tj_pres_read(kvs_tokenizer *tok, kvs__jval node, kvs_err *err)
 {
-    return kvs__tj_each(&tok->json->doc, node, "pretokenizers", read_one, tok, err);
+    return kvs__tj_each(node, "pretokenizers", read_one, tok, err);
 }
 
 void kvs__tj_pres_free(struct kvs__tj *tj)

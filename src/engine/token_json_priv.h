@@ -9,7 +9,7 @@
 #ifndef KVS_ENGINE_TOKEN_JSON_PRIV_H
 #define KVS_ENGINE_TOKEN_JSON_PRIV_H
 
-#include "engine/json_tape.h"
+#include "engine/json.h"
 #include "engine/token.h"
 #include "engine/token_buf.h"
 #include "engine/token_re.h"
@@ -17,6 +17,7 @@
 #define KVS__TJ_STAGES      24u
 #define KVS__TJ_STRINGS_MAX 64u
 #define KVS__TJ_EOG_MAX     16u
+#define KVS__TJ_FILE_MAX    ((size_t)128 << 20)
 #define KVS__TJ_TEXT_MAX    ((size_t)3 << 29) /* bytes of a rewritten text */
 
 typedef enum kvs__tj_norm_kind {
@@ -111,7 +112,7 @@ typedef struct kvs__tj_pieces {
 } kvs__tj_pieces;
 
 struct kvs__tj {
-    kvs__tape doc;        /* its text; the nodes only while opening */
+    kvs__json *doc;       /* its text; the nodes only while opening */
     kvs__tj_added *added; /* [n_added], special ones first */
     size_t n_added;
     kvs__token_list raw; /* attr: index in added */
@@ -174,26 +175,32 @@ typedef struct kvs__tj_work {
     size_t cap_nodes;
 } kvs__tj_work;
 
+/* ptr NULL: v is no string. Documents here own their text, so a string is what it is. */
+kvs__text kvs__tj_str(kvs__jval v);
+bool kvs__tj_absent(kvs__jval v);                  /* nothing or null */
+bool kvs__tj_double(kvs__jval v, double *out);     /* of a number that is finite */
+bool kvs__tj_pair(kvs__jval list, kvs__jval v[2]); /* false: no list of two */
+/* A file of JSON; name is for messages. Failures are those of kvs__json_file and kvs__json_adopt. */
+kvs_status kvs__tj_open(kvs_ctx *ctx, const char *path, const char *name, kvs__json **out,
+                        kvs_err *err);
 /* Stops the reading of a part with a message that names what is missing. */
-kvs_status kvs__tj_refuse(const kvs__tape *j, const char *part, uint32_t node, kvs_err *err);
+kvs_status kvs__tj_refuse(const char *part, kvs__jval node, kvs_err *err);
 kvs_status kvs__tj_bad(const char *what, kvs_err *err);
 /* A member that may be absent or null; any other type than the wanted one is an error. */
-kvs_status kvs__tj_bool(const kvs__tape *j, uint32_t object, const char *key, bool *value,
-                        kvs_err *err);
-kvs_status kvs__tj_text(const kvs__tape *j, uint32_t object, const char *key, kvs__text *value,
-                        kvs_err *err);
+kvs_status kvs__tj_bool(kvs__jval object, const char *key, bool *value, kvs_err *err);
+kvs_status kvs__tj_text(kvs__jval object, const char *key, kvs__text *value, kvs_err *err);
 /* The steps of a part: its own, or those of a Sequence's list `key`; *first is the first's node. */
-kvs_status kvs__tj_each(const kvs__tape *j, uint32_t node, const char *key,
-                        kvs_status (*fn)(kvs_tokenizer *tok, uint32_t node, kvs_err *err),
+kvs_status kvs__tj_each(kvs__jval node, const char *key,
+                        kvs_status (*fn)(kvs_tokenizer *tok, kvs__jval node, kvs_err *err),
                         kvs_tokenizer *tok, kvs_err *err);
 
 /* token_json_norm.c */
 bool kvs__tj_is_space(uint32_t cp); /* White_Space */
 /* The member "pattern". */
-kvs_status kvs__tj_pattern(kvs_tokenizer *tok, uint32_t node, kvs__re **re, kvs_err *err);
+kvs_status kvs__tj_pattern(kvs_tokenizer *tok, kvs__jval node, kvs__re **re, kvs_err *err);
 /* Within KVS__TJ_TEXT_MAX; for what a file can make longer than it was. */
 kvs_status kvs__tj_put(kvs_ctx *ctx, kvs__tbuf *out, kvs__text text, kvs_err *err);
-kvs_status kvs__tj_norms_read(kvs_tokenizer *tok, uint32_t node, kvs_err *err);
+kvs_status kvs__tj_norms_read(kvs_tokenizer *tok, kvs__jval node, kvs_err *err);
 void kvs__tj_norms_free(kvs_ctx *ctx, struct kvs__tj *tj);
 /* *text becomes the normalized text, in w's buffers; *at_start turns false when the first
  * character of the original is no longer in it. */
@@ -207,21 +214,20 @@ kvs_status kvs__tj_charsmap_read(kvs_ctx *ctx, kvs__text base64, kvs__tj_norm *n
 kvs_status kvs__tj_charsmap(kvs_ctx *ctx, const kvs__tj_norm *n, kvs__text in, kvs__tbuf *out,
                             bool *at_start, kvs_err *err);
 /* token_json_pre.c */
-kvs_status kvs__tj_pres_read(kvs_tokenizer *tok, uint32_t node, kvs_err *err);
+kvs_status kvs__tj_pres_read(kvs_tokenizer *tok, kvs__jval node, kvs_err *err);
 void kvs__tj_pres_free(struct kvs__tj *tj);
 kvs_status kvs__tj_pretokenize(kvs__token_work *w, kvs__text text, bool at_start);
 kvs__text kvs__tj_mark(kvs__text text); /* its first character, all of it; else empty */
-kvs_status kvs__tj_meta_scheme(const kvs__tape *j, uint32_t node, kvs__tj_scheme *scheme,
-                               kvs_err *err);
+kvs_status kvs__tj_meta_scheme(kvs__jval node, kvs__tj_scheme *scheme, kvs_err *err);
 /* token_json_vocab.c: n_tokens, entries, the map and the model's tables */
 kvs_status kvs__tj_vocab_read(kvs_tokenizer *tok, size_t n_rows, kvs_err *err);
 /* token_json_model.c */
 kvs_status kvs__tj_bpe(kvs__token_work *w, kvs__text word);
 kvs_status kvs__tj_unigram(kvs__token_work *w, kvs__text word);
 /* token_json_dec.c */
-kvs_status kvs__tj_decoder_read(kvs_tokenizer *tok, uint32_t node, kvs_err *err);
+kvs_status kvs__tj_decoder_read(kvs_tokenizer *tok, kvs__jval node, kvs_err *err);
 /* token_json_post.c: the post-processor, then the files beside tokenizer.json (dir may be NULL) */
-kvs_status kvs__tj_post_read(kvs_tokenizer *tok, uint32_t node, kvs_err *err);
+kvs_status kvs__tj_post_read(kvs_tokenizer *tok, kvs__jval node, kvs_err *err);
 kvs_status kvs__tj_config_read(kvs_tokenizer *tok, const char *dir, kvs__vocab_src *src,
                                kvs_err *err);
 

@@ -18,65 +18,62 @@
 struct reader {
     kvs_tokenizer *tok;
     struct kvs__tj *tj;
-    const kvs__tape *j;
-    uint32_t model;
-    uint32_t vocab;
-    uint32_t added;
+    kvs__jval model;
+    kvs__jval vocab;
+    kvs__jval added;
     size_t n_model; /* texts of the vocabulary proper */
     kvs_err *err;
 };
 
 static kvs_status find_model(struct reader *r)
 {
-    const uint32_t type = kvs__tape_get(r->j, r->model, "type");
-    r->vocab = kvs__tape_get(r->j, r->model, "vocab");
-    r->n_model = r->vocab != KVS__TAPE_NONE ? r->j->nodes[r->vocab].len : 0;
-    const bool untyped = kvs__tape_type(r->j, type) == KVS__T_NULL;
-    const kvs__ttype kind = kvs__tape_type(r->j, r->vocab);
-    if (kvs__tape_is(r->j, type, "Unigram") || (untyped && kind == KVS__T_ARRAY)) {
+    const kvs__jval type = kvs__json_get(r->model, "type");
+    r->vocab = kvs__json_get(r->model, "vocab");
+    r->n_model = kvs__json_count(r->vocab);
+    const bool untyped = kvs__tj_absent(type);
+    const kvs__json_type kind = kvs__json_kind(r->vocab);
+    if (kvs__json_is(type, "Unigram") || (untyped && kind == KVS__JSON_ARRAY)) {
         r->tj->unigram = true;
-        return kind == KVS__T_ARRAY ? KVS_OK : kvs__tj_bad("Unigram: vocab is no list", r->err);
+        return kind == KVS__JSON_ARRAY ? KVS_OK : kvs__tj_bad("Unigram: vocab is no list", r->err);
     }
-    const bool merges =
-        kvs__tape_type(r->j, kvs__tape_get(r->j, r->model, "merges")) == KVS__T_ARRAY;
-    if (kvs__tape_is(r->j, type, "BPE") || (untyped && merges)) {
-        return kind == KVS__T_OBJECT && merges
+    const bool merges = kvs__json_kind(kvs__json_get(r->model, "merges")) == KVS__JSON_ARRAY;
+    if (kvs__json_is(type, "BPE") || (untyped && merges)) {
+        return kind == KVS__JSON_OBJECT && merges
                    ? KVS_OK
                    : kvs__tj_bad("BPE: vocab is no object, or merges no list", r->err);
     }
-    return kvs__tj_refuse(r->j, "model", r->model, r->err);
+    return kvs__tj_refuse("model", r->model, r->err);
 }
 
 /* ---- sizes and texts */
 
-/* Text and id of a piece at *at, which moves on to the next. */
-static kvs_status next_piece(const struct reader *r, uint32_t i, uint32_t *at, kvs__text *text,
+/* Text and id of the piece after *at, which moves on to it. */
+static kvs_status next_piece(const struct reader *r, uint32_t i, kvs__jval *at, kvs__text *text,
                              int64_t *id)
 {
-    const kvs__tape *j = r->j;
     if (r->tj->unigram) {
-        const uint32_t piece = *at;
-        *at = j->nodes[piece].next;
-        text->ptr = kvs__tape_type(j, piece) == KVS__T_ARRAY && j->nodes[piece].len == 2
-                        ? kvs__tape_str(j, piece + 1, &text->len)
-                        : NULL;
+        kvs__jval pair[2];
+        (void)kvs__json_next(r->vocab, at);
+        (void)kvs__tj_pair(*at, pair);
+        *text = kvs__tj_str(pair[0]);
         *id = i;
         return text->ptr ? KVS_OK : kvs__tj_bad("Unigram: a piece is no [text, score]", r->err);
     }
-    text->ptr = kvs__tape_str(j, *at, &text->len);
-    if (!kvs__tape_int(j, *at + 1, id) || *id < 0 || *id > INT32_MAX - 2) {
+    kvs__jval name = {NULL, 0};
+    (void)kvs__json_member(r->vocab, &name, at);
+    *text = kvs__tj_str(name);
+    if (!kvs__json_whole(*at, id) || *id < 0 || *id > INT32_MAX - 2) {
         return kvs__fail(r->err, KVS_E_FORMAT, "engine",
                          "tokenizer.json: the id of \"%.*s\" is no token id",
                          text->len < 60 ? (int)text->len : 60, text->ptr);
     }
-    *at = j->nodes[*at + 1].next;
     return KVS_OK;
 }
 
 static kvs_status count_ids(const struct reader *r, size_t *n)
 {
     int64_t top = -1;
-    uint32_t at = r->vocab + 1;
+    kvs__jval at = {NULL, 0};
     for (uint32_t i = 0; i < r->n_model; i++) {
         kvs__text text = {NULL, 0};
         int64_t id = 0;
@@ -139,7 +136,7 @@ static kvs_status fill_entries(const struct reader *r, size_t n_rows)
         return kvs__nomem(r->err, "engine", n * sizeof *tok->entries);
     }
     tok->n_tokens = n;
-    uint32_t at = r->vocab + 1;
+    kvs__jval at = {NULL, 0};
     for (uint32_t i = 0; i < r->n_model && st == KVS_OK; i++) {
         kvs__text text = {NULL, 0};
         int64_t id = 0;
@@ -175,15 +172,14 @@ static kvs_status check_unique(const struct reader *r)
 
 /* ---- added tokens */
 
-static kvs_status read_added_one(const struct reader *r, uint32_t node, kvs__tj_added *a)
+static kvs_status read_added_one(const struct reader *r, kvs__jval node, kvs__tj_added *a)
 {
-    const kvs__tape *j = r->j;
     int64_t id = 0;
-    kvs_status st = kvs__tj_text(j, node, "content", &a->text, r->err);
+    kvs_status st = kvs__tj_text(node, "content", &a->text, r->err);
     if (st != KVS_OK) {
         return st;
     }
-    if (!a->text.ptr || !kvs__tape_int(j, kvs__tape_get(j, node, "id"), &id) || id < 0 ||
+    if (!a->text.ptr || !kvs__json_whole(kvs__json_get(node, "id"), &id) || id < 0 ||
         id > INT32_MAX - 2) {
         return kvs__tj_bad("an added token has no content or no id", r->err);
     }
@@ -197,7 +193,7 @@ static kvs_status read_added_one(const struct reader *r, uint32_t node, kvs__tj_
                  {"single_word", &a->single_word},
                  {"normalized", &a->normalized}};
     for (size_t i = 0; i < KVS_COUNT(flags) && st == KVS_OK; i++) {
-        st = kvs__tj_bool(j, node, flags[i].key, flags[i].value, r->err);
+        st = kvs__tj_bool(node, flags[i].key, flags[i].value, r->err);
     }
     return st;
 }
@@ -205,13 +201,13 @@ static kvs_status read_added_one(const struct reader *r, uint32_t node, kvs__tj_
 /* Special ones first: of two that match the same text the first counts. */
 static kvs_status read_added(const struct reader *r)
 {
-    if (kvs__tape_type(r->j, r->added) == KVS__T_NULL) {
+    if (kvs__tj_absent(r->added)) {
         return KVS_OK;
     }
-    if (kvs__tape_type(r->j, r->added) != KVS__T_ARRAY) {
+    if (kvs__json_kind(r->added) != KVS__JSON_ARRAY) {
         return kvs__tj_bad("added_tokens is no list", r->err);
     }
-    const size_t n = r->j->nodes[r->added].len;
+    const size_t n = kvs__json_count(r->added);
     kvs__tj_added *all = kvs__calloc(r->tok->ctx, n, sizeof *all);
     if (!all) {
         return kvs__nomem(r->err, "engine", n * sizeof *all);
@@ -220,8 +216,8 @@ static kvs_status read_added(const struct reader *r)
     r->tj->n_added = n;
     size_t used = 0;
     for (unsigned pass = 0; pass < 2; pass++) {
-        uint32_t at = r->added + 1;
-        for (size_t i = 0; i < n; i++) {
+        kvs__jval at = {NULL, 0};
+        while (kvs__json_next(r->added, &at)) {
             kvs__tj_added a = {.normalized = false};
             kvs_status st = read_added_one(r, at, &a);
             if (st != KVS_OK) {
@@ -230,7 +226,6 @@ static kvs_status read_added(const struct reader *r)
             if (a.special == (pass == 0)) {
                 all[used++] = a;
             }
-            at = r->j->nodes[at].next;
         }
     }
     return KVS_OK;
@@ -277,27 +272,26 @@ static uint32_t edge_char(kvs__text t, bool last)
     return cp;
 }
 
-static kvs_status merge_texts(const struct reader *r, uint32_t node, kvs__text part[2])
+static kvs_status merge_texts(const struct reader *r, kvs__jval node, kvs__text part[2])
 {
-    const kvs__tape *j = r->j;
-    size_t n = 0;
-    const char *s = kvs__tape_str(j, node, &n);
-    if (s) {
-        const char *space = memchr(s, ' ', n);
-        const size_t left = space ? (size_t)(space - s) : 0;
-        if (!space || left == 0 || left + 1 == n || memchr(space + 1, ' ', n - left - 1)) {
+    const kvs__text s = kvs__tj_str(node);
+    if (s.ptr) {
+        const char *space = memchr(s.ptr, ' ', s.len);
+        const size_t left = space ? (size_t)(space - s.ptr) : 0;
+        if (!space || left == 0 || left + 1 == s.len || memchr(space + 1, ' ', s.len - left - 1)) {
             return kvs__tj_bad("a merge is not two texts", r->err);
         }
-        part[0] = (kvs__text){s, left};
-        part[1] = (kvs__text){space + 1, n - left - 1};
+        part[0] = (kvs__text){s.ptr, left};
+        part[1] = (kvs__text){space + 1, s.len - left - 1};
         return KVS_OK;
     }
-    if (kvs__tape_type(j, node) != KVS__T_ARRAY || j->nodes[node].len != 2) {
+    kvs__jval pair[2];
+    if (!kvs__tj_pair(node, pair)) {
         return kvs__tj_bad("a merge is not two texts", r->err);
     }
-    part[0].ptr = kvs__tape_str(j, node + 1, &part[0].len);
-    part[1].ptr = part[0].ptr ? kvs__tape_str(j, j->nodes[node + 1].next, &part[1].len) : NULL;
-    return part[1].ptr && part[0].len > 0 && part[1].len > 0
+    part[0] = kvs__tj_str(pair[0]);
+    part[1] = kvs__tj_str(pair[1]);
+    return part[0].ptr && part[1].ptr && part[0].len > 0 && part[1].len > 0
                ? KVS_OK
                : kvs__tj_bad("a merge is not two texts", r->err);
 }
@@ -340,18 +334,17 @@ static kvs_status build_bpe(const struct reader *r)
 {
     kvs_tokenizer *tok = r->tok;
     struct kvs__tj *tj = r->tj;
-    const uint32_t merges = kvs__tape_get(r->j, r->model, "merges");
-    const size_t n = r->j->nodes[merges].len;
+    const kvs__jval merges = kvs__json_get(r->model, "merges");
+    const size_t n = kvs__json_count(merges);
     tj->no_cuts = tj->prefix.len > 0 || tj->suffix.len > 0;
     kvs_status st = kvs__token_pairs_new(tok, n, r->err);
     st = st == KVS_OK ? kvs__token_neighbours_new(tok, r->err) : st;
     kvs__tbuf whole = {NULL, 0, 0};
-    uint32_t at = merges + 1;
-    for (size_t i = 0; i < n && st == KVS_OK; i++) {
+    kvs__jval at = {NULL, 0};
+    for (size_t i = 0; st == KVS_OK && kvs__json_next(merges, &at); i++) {
         kvs__text part[2] = {{NULL, 0}, {NULL, 0}};
         st = merge_texts(r, at, part);
         st = st == KVS_OK ? add_merge(r, &whole, (uint32_t)i, part) : st;
-        at = r->j->nodes[at].next;
     }
     kvs__tbuf_free(tok->ctx, &whole);
     for (uint32_t cp = 0; cp < KVS_COUNT(tj->cp_id); cp++) {
@@ -376,10 +369,13 @@ static kvs_status build_unigram(const struct reader *r)
     }
     double least = 0;
     size_t used = 0;
-    uint32_t at = r->vocab + 1;
+    kvs__jval at = {NULL, 0};
     kvs__token_entry *items = tj->words.items;
     for (size_t i = 0; i < r->n_model; i++) {
-        if (!kvs__tape_double(r->j, r->j->nodes[at + 1].next, &tj->scores[i])) {
+        kvs__jval pair[2];
+        (void)kvs__json_next(r->vocab, &at);
+        (void)kvs__tj_pair(at, pair);
+        if (!kvs__tj_double(pair[1], &tj->scores[i])) {
             return kvs__fail(r->err, KVS_E_FORMAT, "engine",
                              "tokenizer.json: the score of piece %zu is no number", i);
         }
@@ -388,7 +384,6 @@ static kvs_status build_unigram(const struct reader *r)
             items[used] = tok->entries[i];
             items[used++].attr = (uint32_t)i;
         }
-        at = r->j->nodes[at].next;
     }
     tj->words.n = used;
     kvs__token_list_index(&tj->words);
@@ -402,16 +397,15 @@ static kvs_status read_unk(const struct reader *r)
 {
     struct kvs__tj *tj = r->tj;
     const char *key = tj->unigram ? "unk_id" : "unk_token";
-    const uint32_t node = kvs__tape_get(r->j, r->model, key);
-    if (kvs__tape_type(r->j, node) == KVS__T_NULL) {
+    const kvs__jval node = kvs__json_get(r->model, key);
+    if (kvs__tj_absent(node)) {
         return KVS_OK;
     }
-    size_t n = 0;
-    const char *text = kvs__tape_str(r->j, node, &n);
+    const kvs__text text = kvs__tj_str(node);
     int64_t id = -1;
-    if (!tj->unigram && text) {
-        id = kvs__token_map_find(r->tok, text, n);
-    } else if (!tj->unigram || !kvs__tape_int(r->j, node, &id)) {
+    if (!tj->unigram && text.ptr) {
+        id = kvs__token_map_find(r->tok, text.ptr, text.len);
+    } else if (!tj->unigram || !kvs__json_whole(node, &id)) {
         id = -1;
     }
     if (id < 0 || (uint64_t)id >= (tj->unigram ? r->n_model : r->tok->n_tokens)) {
@@ -428,23 +422,19 @@ static kvs_status read_options(const struct reader *r)
 {
     struct kvs__tj *tj = r->tj;
     double dropout = 0;
-    const uint32_t node = kvs__tape_get(r->j, r->model, "dropout");
-    if (kvs__tape_type(r->j, node) != KVS__T_NULL &&
-        (!kvs__tape_double(r->j, node, &dropout) || dropout != 0)) {
+    const kvs__jval node = kvs__json_get(r->model, "dropout");
+    if (!kvs__tj_absent(node) && (!kvs__tj_double(node, &dropout) || dropout != 0)) {
         return kvs__fail(r->err, KVS_E_UNSUPPORTED, "engine",
                          "tokenizer.json: dropout is not supported");
     }
-    kvs_status st = kvs__tj_bool(r->j, r->model, "byte_fallback", &tj->byte_fallback, r->err);
+    kvs_status st = kvs__tj_bool(r->model, "byte_fallback", &tj->byte_fallback, r->err);
     if (st == KVS_OK && !tj->unigram) {
-        st = kvs__tj_bool(r->j, r->model, "fuse_unk", &tj->fuse_unk, r->err);
-        st = st == KVS_OK
-                 ? kvs__tj_bool(r->j, r->model, "ignore_merges", &tj->ignore_merges, r->err)
-                 : st;
-        st = st == KVS_OK
-                 ? kvs__tj_text(r->j, r->model, "continuing_subword_prefix", &tj->prefix, r->err)
-                 : st;
-        st = st == KVS_OK ? kvs__tj_text(r->j, r->model, "end_of_word_suffix", &tj->suffix, r->err)
+        st = kvs__tj_bool(r->model, "fuse_unk", &tj->fuse_unk, r->err);
+        st =
+            st == KVS_OK ? kvs__tj_bool(r->model, "ignore_merges", &tj->ignore_merges, r->err) : st;
+        st = st == KVS_OK ? kvs__tj_text(r->model, "continuing_subword_prefix", &tj->prefix, r->err)
                           : st;
+        st = st == KVS_OK ? kvs__tj_text(r->model, "end_of_word_suffix", &tj->suffix, r->err) : st;
     }
     return st;
 }
@@ -452,9 +442,10 @@ static kvs_status read_options(const struct reader *r)
 kvs_status kvs__tj_vocab_read(kvs_tokenizer *tok, size_t n_rows, kvs_err *err)
 {
     struct kvs__tj *tj = tok->json;
-    struct reader r = {.tok = tok, .tj = tj, .j = &tj->doc, .err = err};
-    r.model = kvs__tape_get(&tj->doc, 0, "model");
-    r.added = kvs__tape_get(&tj->doc, 0, "added_tokens");
+    struct reader r = {.tok = tok, .tj = tj, .err = err};
+    const kvs__jval root = kvs__json_root(tj->doc);
+    r.model = kvs__json_get(root, "model");
+    r.added = kvs__json_get(root, "added_tokens");
     tj->unk = -1;
     kvs_status st = find_model(&r);
     st = st == KVS_OK ? read_added(&r) : st;

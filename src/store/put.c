@@ -244,12 +244,13 @@ kvs_status kvs_store_put(kvs_store *s, const kvs_store_key *key, const kvs_store
                          (unsigned long long)whole, (unsigned long long)max);
     }
     bool durable = (o.flags & KVS_PUT_DURABLE) != 0 || !s->has_writer;
-    size_t copy_bytes = durable ? 0 : (size_t)head.data_bytes;
+    bool copies = !durable && !(o.flags & KVS_PUT_BORROW);
+    size_t copy_bytes = copies ? (size_t)head.data_bytes : 0;
     st = take_place(s, copy_bytes, durable || (o.flags & KVS_PUT_WAIT));
     if (st != KVS_OK) {
         return st;
     }
-    kvs__item *it = new_item(s, &head, !durable, err);
+    kvs__item *it = new_item(s, &head, copies, err);
     if (!it) {
         leave_place(s, copy_bytes);
         return KVS_E_NOMEM;

@@ -3,6 +3,7 @@
 # chat_pty.sh KVSTATE TINY_MODEL EDITING: chat_pty.py with a tiny model; EDITING is 1 where the
 # program was built with libedit.
 set -eu
+export KVSTATE_NO_CACHE=1
 dir=$(dirname "$0")
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: MIT
 # cli.sh KVSTATE TINY_MODEL: the program from outside: exit codes, messages, streams, signals.
 set -u
+export KVSTATE_NO_CACHE=1
 kvstate=$1
 tiny_model=$2
 dir=$(mktemp -d) || exit 1
@@ -85,11 +86,17 @@ expect "context full while answering" 0 "context of 45 tokens is full; --ctx-siz
     "$kvstate" run -m m.gguf --raw -p "0123456789012345678901234567890123456789" -c 45 --ignore-eos
 expect "length limit" 0 "stopped after 3 tokens; -n sets" \
     "$kvstate" run -m m.gguf -p x --ignore-eos -n 3
-expect "memory limit" 4 "allocation of" run --max-memory 1 -b 512
+expect "memory limit" 4 "--max-memory allows 1 MiB" run --max-memory 1 -b 512
 
 # -- plans
 expect "plan the geometry can't hold" 2 "layer 0 can't keep its keys so: .*16" run --kv q4
 expect "unknown plan" 2 '"q9" names no codec' run --kv q9
+expect "a word for a plan" 2 '"small" names no codec; f32, f16' run --kv small
+expect "window of nothing" 2 "a whole number from 1 to 2147483647" run --window 0
+expect "plot that can't be written" 3 "no/such.svg can't be written: No such file" \
+    "$kvstate" bench -m m.gguf --svg no/such.svg
+expect "system message without a format" 2 "which --raw and --chat-template none do without" \
+    "$kvstate" run -m m.gguf --raw -p x --system y
 expect "plan twice" 2 "give one" run --kv f16 --kv-bits 4
 expect "effective plan" 0 "kv: layers 0-2: grow window 40 sinks 4, k bf16, v bf16" \
     "$kvstate" run -m m.gguf -p x -n 1 --kv bf16 --max-kv-size 44

@@ -8,6 +8,8 @@ import sys
 
 EXTRA = 32 << 20
 
+os.environ["KVSTATE_NO_CACHE"] = "1"  # what is saved has tests of its own
+
 
 def run(command):
     """What the command printed as JSON, and the greatest size it was resident with, in bytes."""

@@ -82,10 +82,18 @@ static kvs_codec draw_codec(run *r, uint32_t dim)
     return c;
 }
 
-static void draw_layer(run *r, uint32_t i, kvs_layer_spec *s)
+static void draw_layer(run *r, uint32_t i, kvs_layer_spec *s, kvs_recurrent_spec *rec)
 {
     kvs_layer_spec init = KVS_LAYER_SPEC_INIT;
     *s = init;
+    if (r->rec[i]) {
+        uint32_t how = byte(r);
+        s->kind = KVS_LAYER_RECURRENT;
+        *rec = r->rec_shape[i];
+        rec->undo_tokens = 1 + how % 9;
+        rec->undo_interval = how / 9 % 4 ? how / 36 % 5 : 0;
+        return;
+    }
     if (r->borrow[i]) {
         s->kind = KVS_LAYER_BORROW;
         s->donor = i - 1;
@@ -110,13 +118,33 @@ static void draw_layer(run *r, uint32_t i, kvs_layer_spec *s)
     }
 }
 
+static void draw_rec(run *r, uint32_t i, uint32_t how)
+{
+    kvs_recurrent_spec s = KVS_RECURRENT_SPEC_INIT;
+    s.rule = how % 2 ? KVS_RECURRENT_SSD : KVS_RECURRENT_GATED_DELTA;
+    s.n_groups = 1 + how / 2 % 2;
+    s.n_heads = 2;
+    s.head_dim = 1 + how / 4 % 9;
+    s.state_dim = 4;
+    s.conv_taps = how / 36 % 2 ? 0 : 2 + how % 3;
+    s.conv_dim = s.conv_taps ? 2 * s.n_groups * s.state_dim + s.n_heads * s.head_dim : 0;
+    s.conv_dtype = (kvs_dtype)(how % 3);
+    r->rec_shape[i] = s;
+    r->rec_w[i] = rec_weights_new(&s, i);
+}
+
 static void draw_geometry(run *r)
 {
     uint32_t g = byte(r);
     r->n_layers = 1 + g % MAX_LAYERS;
     for (uint32_t i = 0; i < r->n_layers; i++) {
-        r->borrow[i] = i > 0 && !r->borrow[i - 1] && (g >> (4 + i)) % 2;
+        bool may = i > 0 && !r->borrow[i - 1] && !r->rec[i - 1];
+        r->borrow[i] = may && (g >> (4 + i)) % 2;
         uint32_t d = byte(r);
+        r->rec[i] = !r->borrow[i] && d % 3 == 2;
+        if (r->rec[i]) {
+            draw_rec(r, i, d / 3);
+        }
         r->heads[i] = r->borrow[i] ? r->heads[i - 1] : 1 + d % MAX_HEADS;
         r->k_dim[i] = r->borrow[i] ? r->k_dim[i - 1] : 16 + d / 2 % 2 * 16;
         r->v_dim[i] = r->borrow[i] ? r->v_dim[i - 1] : 16 + d / 4 % 2 * 16;
@@ -141,7 +169,7 @@ static int op_add(run *r, set *s)
     row *m = new_row();
     s->row[s->n] = m;
     for (uint32_t i = 0; i < r->n_layers; i++) {
-        draw_layer(r, i, &m->spec[i]);
+        draw_layer(r, i, &m->spec[i], &m->rec[i]);
     }
     uint64_t reserve = pick(r, 3) == 0 ? 16 : 0;
     kvs_cache *c = NULL;
@@ -177,7 +205,12 @@ static int append_tokens(run *r, set *s, uint32_t b, uint32_t n)
     }
     for (uint32_t i = 0; i < r->n_layers; i++) {
         kvs_kv kv = token_kv(r, source_of(r, i), m->tok + m->n, n);
+        int bad = 0;
         kvs_status st = kvs_cache_append(c, i, &kv, NULL);
+        if (r->rec[i]) {
+            CHECK(st == KVS_E_UNSUPPORTED, "keys and values of a recurrent layer");
+            st = append_rec(r, c, m, i, n, &bad);
+        }
         if (r->borrow[i]) {
             CHECK(st == KVS_E_UNSUPPORTED, "append to a layer that borrows");
             continue;
@@ -186,9 +219,9 @@ static int append_tokens(run *r, set *s, uint32_t b, uint32_t n)
             r->heap.failed = false;
             CHECK(st == KVS_E_NOMEM && kvs_cache_length(c, i) == (int64_t)m->n, "failed append");
             r->stats->failures++;
-            st = kvs_cache_append(c, i, &kv, NULL);
+            st = r->rec[i] ? append_rec(r, c, m, i, n, &bad) : kvs_cache_append(c, i, &kv, NULL);
         }
-        CHECK(st == KVS_OK, kvs_status_name(st));
+        CHECK(st == KVS_OK && !bad, kvs_status_name(st));
     }
     m->n += n;
     m->high = m->n > m->high ? m->n : m->high;
@@ -222,6 +255,10 @@ static int op_read(run *r, set *s)
     uint32_t b = pick(r, s->n);
     uint32_t how = byte(r);
     uint32_t n = how < 64 && s->row[b]->n >= 4 ? 4 : 1;
+    if (r->rec[how % r->n_layers]) {
+        return s->open ? 0
+                       : same_state(r, kvs_rows_cache(s->rows, b), s->row[b], how % r->n_layers);
+    }
     return read_and_compare(r, kvs_rows_cache(s->rows, b), NULL, s->row[b], how % r->n_layers, n);
 }
 
@@ -347,7 +384,10 @@ static bool may_refuse(const row *m, const run *r, uint32_t to)
     for (uint32_t i = 0; i < r->n_layers; i++) {
         const kvs_layer_spec *s = &m->spec[i];
         model x = {.spec = *s, .high = m->high};
-        if (r->borrow[i] || to == 0) {
+        if (r->rec[i] && m->high - to > m->rec[i].undo_tokens) {
+            return true;
+        }
+        if (r->borrow[i] || r->rec[i] || to == 0) {
             continue;
         }
         if (model_may_miss(&x, to) || (s->dense_until >= to && m->high > s->dense_until)) {
@@ -404,7 +444,8 @@ static int op_rewind(run *r, set *s)
     uint32_t back = how < 230 ? how % 12 : how;
     kvs_cache *c = kvs_rows_cache(s->rows, b);
     kvs_status can = kvs_cache_can_rewind(c, KVS_ALL_LAYERS, back);
-    kvs_status st = kvs_cache_rewind(c, KVS_ALL_LAYERS, back, NULL);
+    kvs_status st = KVS_OK; /* a recurrent layer that is shared takes memory */
+    TWICE(kvs_cache_rewind(c, KVS_ALL_LAYERS, back, NULL));
     CHECK((can == KVS_OK) == (st == KVS_OK), "can_rewind and rewind agree");
     if (s->open || back > m->n) {
         CHECK(st == (s->open ? KVS_E_STATE : KVS_E_RANGE), "rewind in a round, or too far");
@@ -514,6 +555,9 @@ static int op_draft(run *r, set *s)
         return 1;
     }
     uint32_t layer = how / 8 % r->n_layers;
+    if (r->rec[layer]) {
+        return 0;
+    }
     if (room_of(m) == 0) {
         uint32_t src = source_of(r, layer);
         kvs_kv kv = token_kv(r, src, &r->next_token, 1);
@@ -658,6 +702,11 @@ static int op_view(run *r, set *s)
     }
     uint32_t b = pick(r, s->n);
     uint32_t layer = byte(r) % r->n_layers;
+    if (r->rec[layer]) {
+        CHECK(kvs_view_new(kvs_rows_cache(s->rows, b), layer, &v->view, NULL) == KVS_E_UNSUPPORTED,
+              "view of a recurrent layer");
+        return 0;
+    }
     kvs_status st = KVS_OK;
     TWICE(kvs_view_new(kvs_rows_cache(s->rows, b), layer, &v->view, NULL));
     CHECK(st == (s->row[b]->n ? KVS_OK : KVS_E_STATE), kvs_status_name(st));
@@ -740,6 +789,11 @@ static int finish(run *r, int bad)
             bad = read_and_compare(r, NULL, r->view[i].view, &r->view[i].at, r->view[i].layer, 1);
         }
         kvs_view_free(r->view[i].view);
+    }
+    for (uint32_t i = 0; i < MAX_LAYERS; i++) {
+        if (r->rec[i]) {
+            rec_weights_free(&r->rec_w[i]);
+        }
     }
     kvs_pages_free(r->pages);
     kvs_ctx_free(r->ctx);

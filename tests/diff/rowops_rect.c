@@ -113,6 +113,23 @@ static int export(run *r, const set *s, uint32_t layer, const uint32_t *n)
     return 0;
 }
 
+/* A recurrent layer has no rectangle; its tokens come row by row. */
+static int advance(run *r, const set *s, uint32_t layer, const uint32_t *n)
+{
+    for (uint32_t b = 0; b < s->n; b++) {
+        kvs_cache *c = kvs_rows_cache(s->rows, b);
+        int bad = 0;
+        kvs_status st = n[b] ? append_rec(r, c, s->row[b], layer, n[b], &bad) : KVS_OK;
+        if (r->heap.failed) {
+            r->heap.failed = false;
+            CHECK(st == KVS_E_NOMEM, "status of a refused allocation");
+            st = append_rec(r, c, s->row[b], layer, n[b], &bad);
+        }
+        CHECK(st == KVS_OK && !bad, kvs_status_name(st));
+    }
+    return 0;
+}
+
 int op_rect(run *r, set *s)
 {
     uint32_t n[MAX_ROWS] = {0};
@@ -130,7 +147,7 @@ int op_rect(run *r, set *s)
         }
     }
     for (uint32_t i = 0; i < r->n_layers; i++) {
-        if (import(r, s, i, n)) {
+        if (r->rec[i] ? advance(r, s, i, n) : import(r, s, i, n)) {
             return 1;
         }
     }
@@ -139,5 +156,6 @@ int op_rect(run *r, set *s)
         m->n += n[b];
         m->high = m->n > m->high ? m->n : m->high;
     }
-    return export(r, s, byte(r) % r->n_layers, n);
+    uint32_t layer = byte(r) % r->n_layers;
+    return r->rec[layer] ? 0 : export(r, s, layer, n);
 }

@@ -72,7 +72,7 @@ uint32_t row_block(const run *r, const row *m)
 {
     uint32_t most = 64;
     for (uint32_t i = 0; i < r->n_layers; i++) {
-        uint32_t b = block_of(&m->spec[source_of(r, i)]);
+        uint32_t b = r->rec[i] ? m->rec[i].undo_tokens : block_of(&m->spec[source_of(r, i)]);
         most = b < most ? b : most;
     }
     return most;
@@ -137,8 +137,13 @@ int read_and_compare(run *r, kvs_cache *c, kvs_view *view, const row *m, uint32_
 kvs_status new_cache(const run *r, kvs_ctx *ctx, const row *m, uint64_t reserve, kvs_cache **out)
 {
     kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
+    kvs_layer_spec spec[MAX_LAYERS];
+    memcpy(spec, m->spec, sizeof spec);
+    for (uint32_t i = 0; i < r->n_layers; i++) {
+        spec[i].recurrent = r->rec[i] ? &m->rec[i] : NULL;
+    }
     o.n_layers = r->n_layers;
-    o.layers = m->spec;
+    o.layers = spec;
     o.reserve_tokens = reserve;
     o.pages = ctx == r->ctx ? r->pages : NULL;
     return kvs_cache_new(ctx, &o, out, NULL);
@@ -188,6 +193,89 @@ static int same_bytes(run *r, const row *m, const kvs_cache *a, const kvs_cache 
     return 0;
 }
 
+/* -- recurrent layers */
+
+/* The tokens of m, then n more, in a layer of its own; y [n][value] of the last ones or NULL. */
+static int lone_layer(run *r, const row *m, uint32_t layer, uint32_t n, float *y, kvs_cache **out)
+{
+    uint64_t ids[MAX_TOKENS];
+    kvs_recurrent_spec rec = m->rec[layer];
+    kvs_layer_spec spec = KVS_LAYER_SPEC_INIT;
+    kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
+    rec.undo_tokens = 0;
+    rec.undo_interval = 0;
+    spec.kind = KVS_LAYER_RECURRENT;
+    spec.recurrent = &rec;
+    o.n_layers = 1;
+    o.layers = &spec;
+    for (uint32_t i = 0; i < m->n + n; i++) {
+        ids[i] = m->tok[i];
+    }
+    CHECK(kvs_cache_new(r->plain, &o, out, NULL) == KVS_OK, "a layer of its own");
+    uint32_t block = 1 + (uint32_t)(r->op % 9);
+    size_t value = rec_sizes_of(&rec).value;
+    float *some = malloc((block * value + 1) * sizeof *some);
+    if (!some) {
+        abort();
+    }
+    for (uint32_t at = 0; at < m->n; at += block) {
+        uint32_t k = m->n - at < block ? m->n - at : block;
+        CHECK(rec_drive(*out, 0, &r->rec_w[layer], ids + at, k, NULL, some, NULL) == KVS_OK,
+              "a layer of its own");
+    }
+    free(some);
+    for (uint32_t i = 0; i < n; i++) {
+        CHECK(rec_drive(*out, 0, &r->rec_w[layer], ids + m->n + i, 1, NULL, y + i * value, NULL) ==
+                  KVS_OK,
+              "a layer of its own");
+    }
+    return 0;
+}
+
+int same_state(run *r, const kvs_cache *c, const row *m, uint32_t layer)
+{
+    kvs_cache *lone = NULL;
+    if (lone_layer(r, m, layer, 0, NULL, &lone)) {
+        return 1;
+    }
+    size_t n[2];
+    if (m->n == 0) {
+        kvs_cache_free(lone);
+        return 0;
+    }
+    void *a = rec_export(c, layer, (int64_t)m->n, &n[0]);
+    void *b = rec_export(lone, 0, (int64_t)m->n, &n[1]);
+    bool same = n[0] == n[1] && memcmp(a, b, n[0]) == 0;
+    free(a);
+    free(b);
+    kvs_cache_free(lone);
+    CHECK(same, "state of a recurrent layer");
+    r->stats->reads++;
+    return 0;
+}
+
+kvs_status append_rec(run *r, kvs_cache *c, const row *m, uint32_t layer, uint32_t n, int *bad)
+{
+    static float y[2][64 * 64];
+    uint64_t ids[64];
+    for (uint32_t i = 0; i < n; i++) {
+        ids[i] = m->tok[m->n + i];
+    }
+    kvs_status st = rec_drive(c, layer, &r->rec_w[layer], ids, n, NULL, y[0], NULL);
+    if (st != KVS_OK || r->op % 3 != 0) {
+        return st;
+    }
+    kvs_cache *lone = NULL;
+    *bad = lone_layer(r, m, layer, n, y[1], &lone);
+    kvs_cache_free(lone);
+    size_t bytes = n * rec_sizes_of(&m->rec[layer]).value * sizeof(float);
+    if (!*bad && memcmp(y[0], y[1], bytes) != 0) {
+        *bad = report(r, "a recurrent layer gives out", "what another would not");
+    }
+    r->stats->reads++;
+    return st;
+}
+
 int replay(run *r, kvs_cache *c, const row *m)
 {
     kvs_cache *solo = NULL;
@@ -197,12 +285,13 @@ int replay(run *r, kvs_cache *c, const row *m)
         uint32_t n = m->n - at < block ? m->n - at : block;
         for (uint32_t i = 0; i < r->n_layers; i++) {
             kvs_kv kv = token_kv(r, i, m->tok + at, n);
-            CHECK(r->borrow[i] || kvs_cache_append(solo, i, &kv, NULL) == KVS_OK, "replay");
+            CHECK(r->borrow[i] || r->rec[i] || kvs_cache_append(solo, i, &kv, NULL) == KVS_OK,
+                  "replay");
         }
     }
     int bad = 0;
     for (uint32_t i = 0; !bad && i < r->n_layers; i++) {
-        bad = same_bytes(r, m, c, solo, i);
+        bad = r->rec[i] ? same_state(r, c, m, i) : same_bytes(r, m, c, solo, i);
     }
     kvs_cache_free(solo);
     r->stats->replays++;

@@ -9,12 +9,14 @@
 #include "diff/naive.h"
 #include "diff/ops_heap.h"
 #include "diff/ops_paged.h"
+#include "diff/rec_drive.h"
 #include "diff/rowops.h"
 
 enum { MAX_LAYERS = 3, MAX_ROWS = 6, MAX_TOKENS = 420, MAX_VIEWS = 2, MAX_DIM = 32, MAX_HEADS = 2 };
 
 typedef struct row {
     kvs_layer_spec spec[MAX_LAYERS];
+    kvs_recurrent_spec rec[MAX_LAYERS]; /* of the recurrent ones; spec points to no row's */
     uint32_t tok[MAX_TOKENS];
     uint32_t n;
     uint32_t base;   /* committed, while a round is open */
@@ -46,6 +48,9 @@ typedef struct run {
     kvs_ctx *plain; /* replays and the model's codec calls */
     uint32_t n_layers;
     bool borrow[MAX_LAYERS];
+    bool rec[MAX_LAYERS];
+    kvs_recurrent_spec rec_shape[MAX_LAYERS];
+    rec_weights rec_w[MAX_LAYERS];
     uint32_t heads[MAX_LAYERS];
     uint32_t k_dim[MAX_LAYERS];
     uint32_t v_dim[MAX_LAYERS];
@@ -82,6 +87,11 @@ uint32_t row_block(const run *r, const row *m);
 int read_and_compare(run *r, kvs_cache *c, kvs_view *view, const row *m, uint32_t layer,
                      uint32_t n_queries);
 kvs_status new_cache(const run *r, kvs_ctx *ctx, const row *m, uint64_t reserve, kvs_cache **out);
+/* n tokens behind those of m into a recurrent layer; now and then what it gives out is compared with
+ * what a layer of its own gives. */
+kvs_status append_rec(run *r, kvs_cache *c, const row *m, uint32_t layer, uint32_t n, int *bad);
+/* The state of a recurrent layer is that of one which got the same tokens in other blocks. */
+int same_state(run *r, const kvs_cache *c, const row *m, uint32_t layer);
 /* The tokens of m in a cache of its own: the same bytes as in c. */
 int replay(run *r, kvs_cache *c, const row *m);
 

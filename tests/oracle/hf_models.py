@@ -31,8 +31,18 @@ def build(config, seed):
     mx.random.seed(seed)
 
     def fill(name, w):
+        if "gemma4" in config["model_type"] and "self_attn.q_norm" in name:
+            # scores are scaled by these alone
+            return mx.random.normal(w.shape) * 0.03 + w.shape[0] ** -0.5
         if w.ndim == 1 and "norm" in name:
-            return mx.random.normal(w.shape) * 0.2 + (0.0 if "gemma" in config["model_type"] else 1)
+            from_zero = config["model_type"] in ("gemma2", "gemma3_text")
+            return mx.random.normal(w.shape) * 0.2 + (0.0 if from_zero else 1)
+        if name.endswith("A_log"):  # memories of a token to some hundred
+            return mx.random.uniform(-5.0, 0.5, w.shape)
+        if name.endswith((".D", "layer_scalar")):
+            return mx.random.normal(w.shape) * 0.2 + 1
+        if "conv1d.weight" in name:
+            return mx.random.normal(w.shape) * 0.6
         if w.ndim == 1:
             return mx.random.normal(w.shape) * 0.1
         return mx.random.normal(w.shape) * (1.2 / w.shape[-1] ** 0.5)
@@ -79,6 +89,47 @@ def write(path, config, dtype="f32", bits=0, group=64, shards=1, seed=1, predica
     if shards > 1:
         reshard(path, shards)
     return cast(model, mx.float32)
+
+
+NORMS = ("input_layernorm.weight", "post_attention_layernorm.weight", "model.norm.weight",
+         "q_norm.weight", "k_norm.weight")
+
+
+def unconvert(path):
+    """What MLX changed when it converted a checkpoint, taken back: convolutions turned, ones of
+    norms, experts stacked; and what it left out: keys of layers that borrow, other models."""
+    path = pathlib.Path(path)
+    weights = mx.load(str(path / "model.safetensors"))
+    delta = any("linear_attn" in name for name in weights)
+    layers = {int(n.split("layers.")[1].split(".")[0]) for n in weights if "layers." in n}
+    out = {"mtp.fc.weight": mx.ones((4, 4))}
+    for name, w in weights.items():
+        if name.startswith("language_model.model."):
+            name = name.replace("language_model.model.", "model.language_model.")
+        name = name.replace("language_model.lm_head", "lm_head")
+        if "conv1d.weight" in name:
+            w = w.moveaxis(2, 1)
+        if delta and name.replace("language_model", "model").endswith(NORMS):
+            w = w - 1
+        if "mlp.gate_proj" in name and any("mamba.A_log" in n for n in weights):
+            both = mx.concatenate([w, weights[name.replace("gate", "up")]])
+            out[name.replace("mlp.gate_proj", "shared_mlp.input_linear")] = both
+        elif ".mlp." in name and any("mamba.A_log" in n for n in weights):
+            if "down" in name:
+                out[name.replace("mlp.down_proj", "shared_mlp.output_linear")] = w
+        elif ".switch_mlp." in name:
+            for e in range(w.shape[0]):
+                out[name.replace("switch_mlp", "experts.%d" % e)] = w[e]
+        else:
+            out[name] = w
+    for layer in layers:
+        q = "model.layers.%d.self_attn.q_proj.weight" % layer
+        if "per_layer_input_gate" in " ".join(weights) and q.replace("q_p", "k_p") not in weights:
+            out[q.replace("q_p", "k_p")] = weights[q]
+            out[q.replace("q_p", "v_p")] = weights[q]
+            out[q.replace("q_proj", "k_norm")] = mx.ones((32,))
+    (path / "model.safetensors.index.json").unlink()
+    mx.save_safetensors(str(path / "model.safetensors"), out, metadata={"format": "pt"})
 
 
 def own_bits(path, module):

@@ -48,6 +48,45 @@ def deepseek(**more):
         topk_group=1, moe_layer_freq=1, rms_norm_eps=1e-6, rope_scaling=scaling), **more})
 
 
+def delta(model_type, **more):
+    return config(model_type, **{**dict(
+        num_hidden_layers=5, head_dim=32, linear_num_value_heads=6, linear_num_key_heads=3,
+        linear_key_head_dim=16, linear_value_head_dim=24, linear_conv_kernel_dim=4,
+        full_attention_interval=3, rms_norm_eps=1e-6, num_experts=8, num_experts_per_tok=3,
+        moe_intermediate_size=40, shared_expert_intermediate_size=48, norm_topk_prob=True,
+        decoder_sparse_step=1, mlp_only_layers=[], partial_rotary_factor=0.25), **more})
+
+
+def mamba2(**more):
+    return {**dict(model_type="mamba2", hidden_size=64, num_hidden_layers=4, vocab_size=288,
+                   num_heads=8, head_dim=16, intermediate_size=128, state_size=24, n_groups=1,
+                   conv_kernel=4, layer_norm_epsilon=1e-5, use_bias=False, use_conv_bias=True,
+                   tie_word_embeddings=True, time_step_limit=[0.0, float("inf")],
+                   time_step_rank="auto"), **more}
+
+
+def granite(**more):
+    return config("granitemoehybrid", **{**dict(
+        num_hidden_layers=5, layer_types=["mamba", "mamba", "attention", "mamba", "attention"],
+        attention_bias=False, embedding_multiplier=6.0, attention_multiplier=0.2,
+        logits_scaling=0.5, residual_multiplier=0.4, mamba_n_heads=4, mamba_d_head=24,
+        mamba_proj_bias=False, mamba_d_state=16, mamba_d_conv=4, mamba_n_groups=1,
+        mamba_conv_bias=True, position_embedding_type="nope", time_step_limit=[0.001, 100.0],
+        num_local_experts=6, num_experts_per_tok=3, shared_intermediate_size=56,
+        tie_word_embeddings=True), **more})
+
+
+def gemma4(**more):
+    return config("gemma4_text", **{**dict(
+        num_hidden_layers=11, head_dim=32, global_head_dim=64, num_key_value_heads=2,
+        num_kv_shared_layers=5, vocab_size_per_layer_input=288, hidden_size_per_layer_input=24,
+        sliding_window=20, sliding_window_pattern=3, final_logit_softcapping=8.0,
+        use_double_wide_mlp=True, tie_word_embeddings=True, rope_parameters=dict(
+            full_attention=dict(partial_rotary_factor=0.25, rope_theta=1e6,
+                                rope_type="proportional"),
+            sliding_attention=dict(rope_theta=1e4, rope_type="default"))), **more})
+
+
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=64)
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32)
@@ -87,6 +126,24 @@ MODELS = {
     "deepseek-v2-magnitude": deepseek(rope_scaling=dict(
         type="yarn", factor=8.0, original_max_position_embeddings=32, mscale=1.0,
         mscale_all_dim=0.5)),
+    "qwen3-next": delta("qwen3_next"),
+    "qwen3-next-dense": delta("qwen3_next", num_experts=0, linear_num_key_heads=6,
+                              full_attention_interval=2, tie_word_embeddings=True),
+    "qwen3.5": delta("qwen3_5", num_experts=0, rope_parameters=dict(
+        rope_type="default", rope_theta=1e5, partial_rotary_factor=0.5, mrope_section=[3, 3, 2])),
+    "qwen3.5-moe": delta("qwen3_5", rope_parameters=dict(
+        rope_type="default", rope_theta=1e6, partial_rotary_factor=0.25)),
+    "mamba2": mamba2(),
+    "mamba2-limits": mamba2(n_groups=2, time_step_limit=[0.3, 0.9], use_conv_bias=False,
+                            tie_word_embeddings=False),
+    "granite-hybrid": granite(),
+    "granite-hybrid-dense": granite(num_local_experts=0, position_embedding_type="rope",
+                                    layer_types=["attention", "mamba"] * 2 + ["mamba"],
+                                    tie_word_embeddings=False),
+    "gemma4": gemma4(),
+    "gemma4-plain": gemma4(num_kv_shared_layers=0, hidden_size_per_layer_input=0,
+                           attention_k_eq_v=True, num_global_key_value_heads=1,
+                           num_hidden_layers=6),
 }
 # Quantised by MLX: matrices of experts stacked, latent matrices cut by rows. (bits, group)
 QUANTISED = {"llama": (4, 64), "phi3": (8, 32), "gemma2": (4, 32), "qwen3-moe": (4, 32),
@@ -94,7 +151,10 @@ QUANTISED = {"llama": (4, 64), "phi3": (8, 32), "gemma2": (4, 32), "qwen3-moe": 
 # As GGUF too; "apart": with the matrices of latent attention apart, as newer files have them.
 AS_GGUF = {"llama": "", "mixtral": "", "qwen2": "", "qwen3": "", "qwen3-moe": "",
            "qwen3-moe-unnormed": "", "olmoe": "", "phi3": "", "phi3-longrope": "", "gemma2": "",
-           "gemma3": "", "deepseek-v2": "apart", "deepseek-v2-lite": ""}
+           "gemma3": "", "deepseek-v2": "apart", "deepseek-v2-lite": "", "qwen3-next": "apart",
+           "qwen3-next-dense": "", "mamba2": ""}
+# As those who trained them publish them, before MLX converts.
+AS_PUBLISHED = ("qwen3-next", "qwen3.5", "gemma4", "mamba2", "granite-hybrid-dense")
 # The base of the encoding depends on the length of the call: all tokens at once, and the context
 # exactly as long.
 AT_ONCE = {"llama-dynamic"}
@@ -141,6 +201,9 @@ def check(library, name, bits=0, group=64):
             file = os.path.join(path, "model.gguf")
             gguf_models.write(file, model, MODELS[name], AS_GGUF[name] == "apart")
             ok &= judge(name + " as GGUF", *logits(library, file, tokens, n_ctx), want)
+        if name in AS_PUBLISHED and not bits:
+            hf_models.unconvert(path)
+            ok &= judge(name + " as published", *logits(library, path, tokens, n_ctx), want)
     return ok
 
 

@@ -21,12 +21,17 @@ typedef struct tiny {
     uint32_t q_rank, rank, nope, rot; /* deepseek2; dim is that of a value */
     int apart;                        /* deepseek2: attn_k_b and attn_v_b instead of attn_kv_b */
     int longrope;                     /* phi3 */
-    int chat;                         /* with a tokenizer: n_vocab is TINY_CHAT_VOCAB */
-    kvs__wtype type;                  /* of the matrices */
-    float rope_scale;                 /* scaling factor, 0: none */
-    const char *rope_type;            /* NULL: linear */
-    const char *omit;                 /* tensor or key left out */
-    const char *wrong;                /* tensor one row too long */
+    /* Recurrent layers, all but every every-th: heads of s_head, a state of s_dim. */
+    uint32_t s_heads, s_groups, s_head, s_dim, taps, every;
+    int by_kind;                         /* qwen3next: attn_qkv and attn_gate instead of ssm_in */
+    uint32_t d_gated;                    /* width of a shared expert with a gate */
+    uint32_t full_dim, d_side, n_borrow; /* gemma4; every every-th layer sees all */
+    int chat;                            /* with a tokenizer: n_vocab is TINY_CHAT_VOCAB */
+    kvs__wtype type;                     /* of the matrices */
+    float rope_scale;                    /* scaling factor, 0: none */
+    const char *rope_type;               /* NULL: linear */
+    const char *omit;                    /* tensor or key left out */
+    const char *wrong;                   /* tensor one row too long */
     uint64_t seed;
 } tiny;
 
@@ -52,6 +57,26 @@ typedef struct tiny {
     {                                                                                              \
         .arch = "deepseek2", TINY_EXPERTS, .n_shared = 2, .n_groups = 4, .n_best = 2,              \
         .n_dense = 1, .q_rank = 48, .rank = 32, .nope = 24, .rot = 16, .seed = 4                   \
+    }
+
+#define TINY_STATE .s_heads = 4, .s_groups = 2, .s_head = 24, .s_dim = 16, .taps = 4
+#define TINY_QWEN3NEXT                                                                             \
+    {                                                                                              \
+        .arch = "qwen3next", .n_layers = 5, .d_model = 64, .d_ff = 96, .n_heads = 4,               \
+        .n_kv_heads = 2, .dim = 16, .n_vocab = 97, .n_ctx = 256, .type = KVS__W_F32,               \
+        .n_experts = 8, .n_used = 3, .d_expert = 32, .d_gated = 64, .rot = 8, TINY_STATE,          \
+        .every = 2, .seed = 5                                                                      \
+    }
+#define TINY_MAMBA2                                                                                \
+    {                                                                                              \
+        .arch = "mamba2", .n_layers = 3, .d_model = 64, .n_vocab = 97, .n_ctx = 256,               \
+        .type = KVS__W_F32, .bias = 1, TINY_STATE, .seed = 6                                       \
+    }
+#define TINY_GEMMA4                                                                                \
+    {                                                                                              \
+        .arch = "gemma4", .n_layers = 8, .d_model = 64, .d_ff = 96, .n_heads = 4, .n_kv_heads = 2, \
+        .dim = 16, .full_dim = 32, .n_vocab = 97, .n_ctx = 256, .window = 24, .every = 3,          \
+        .d_side = 16, .n_borrow = 4, .type = KVS__W_F32, .seed = 7                                 \
     }
 
 /* Every byte, then <|im_start|>, <|im_end|> and <|endoftext|>. */
@@ -99,6 +124,17 @@ static inline void tiny_add(tiny_list *l, const char *name, uint64_t k, uint64_t
     if (strncmp(name, "rope_f", 6) == 0) {
         x->mean = 2.0f;
     }
+    if (strstr(name, "ssm_a") && !strstr(name, "weight")) {
+        x->mean = -0.35f; /* the decay, negative */
+    }
+    if (strstr(name, "conv1d.weight")) {
+        x->spread = 0.8f;
+        x->type = KVS__W_F32;
+    }
+    if (strcmp(t->arch, "gemma4") == 0 && strstr(name, "attn_q_norm")) {
+        x->mean = 0.2f; /* scores are scaled by these alone */
+        x->spread = 0.05f;
+    }
 }
 
 /* A matrix for each expert, one under the other. */
@@ -142,10 +178,42 @@ static inline void tiny_latent(tiny_list *l, uint32_t i)
     }
 }
 
+static inline void tiny_recurrent(tiny_list *l, uint32_t i)
+{
+    const tiny *t = l->t;
+    const int ssd = tiny_is(t, "mamba2");
+    const uint64_t keys = (uint64_t)t->s_groups * t->s_dim;
+    const uint64_t values = (uint64_t)t->s_heads * t->s_head;
+    const struct {
+        const char *name;
+        uint64_t k, n;
+        int on;
+    } parts[] = {
+        {"ssm_in.weight", t->d_model, 2 * values + 2 * keys + (ssd ? t->s_heads : 0), !t->by_kind},
+        {"attn_qkv.weight", t->d_model, values + 2 * keys, t->by_kind},
+        {"attn_gate.weight", t->d_model, values, t->by_kind},
+        {"ssm_ba.weight", t->d_model, 2 * (uint64_t)t->s_heads, !ssd},
+        {"ssm_conv1d.weight", t->taps, values + 2 * keys, 1},
+        {"ssm_conv1d.bias", values + 2 * keys, 0, ssd && t->bias},
+        {"ssm_dt.bias", t->s_heads, 0, 1},
+        {"ssm_a", t->s_heads, 0, 1},
+        {"ssm_d", t->s_heads, 0, ssd},
+        {"ssm_norm.weight", ssd ? values : t->s_head, 0, 1},
+        {"ssm_out.weight", values, t->d_model, 1},
+    };
+    for (size_t p = 0; p < sizeof parts / sizeof parts[0]; p++) {
+        char name[64];
+        (void)snprintf(name, sizeof name, "blk.%u.%s", i, parts[p].name);
+        if (parts[p].on) {
+            tiny_add(l, name, parts[p].k, parts[p].n);
+        }
+    }
+}
+
 static inline void tiny_moe(tiny_list *l, uint32_t i)
 {
     const tiny *t = l->t;
-    const uint64_t shared = (uint64_t)t->n_shared * t->d_expert;
+    const uint64_t shared = t->d_gated ? t->d_gated : (uint64_t)t->n_shared * t->d_expert;
     const struct {
         const char *name;
         uint64_t k, n;
@@ -158,6 +226,7 @@ static inline void tiny_moe(tiny_list *l, uint32_t i)
         {"ffn_gate_shexp.weight", t->d_model, shared, shared > 0, 0},
         {"ffn_up_shexp.weight", t->d_model, shared, shared > 0, 0},
         {"ffn_down_shexp.weight", shared, t->d_model, shared > 0, 0},
+        {"ffn_gate_inp_shexp.weight", t->d_model, 0, t->d_gated > 0, 0},
     };
     for (size_t p = 0; p < sizeof parts / sizeof parts[0]; p++) {
         char name[64];
@@ -175,13 +244,21 @@ static inline void tiny_layer(tiny_list *l, uint32_t i)
     const tiny *t = l->t;
     const int latent = tiny_is(t, "deepseek2");
     const int fused = tiny_is(t, "phi3");
-    const int apart = !latent && !fused;
-    const int dense = t->n_experts == 0 || i < t->n_dense;
-    const int post = tiny_is(t, "gemma2") || tiny_is(t, "gemma3");
+    const int four = tiny_is(t, "gemma4");
+    const int next = tiny_is(t, "qwen3next");
+    const int state = t->s_heads > 0 && (t->every == 0 || (i + 1) % t->every != 0);
+    const int bare = tiny_is(t, "mamba2");
+    const int apart = !latent && !fused && !state;
+    const int own = apart && i < t->n_layers - t->n_borrow;
+    const int dense = !bare && (t->n_experts == 0 || i < t->n_dense);
+    const int post = four || tiny_is(t, "gemma2") || tiny_is(t, "gemma3");
     const int wide = tiny_is(t, "olmoe");
-    const int normed = wide || tiny_is(t, "gemma3") || strncmp(t->arch, "qwen3", 5) == 0;
-    const uint64_t q = (uint64_t)t->n_heads * t->dim;
-    const uint64_t kv = (uint64_t)t->n_kv_heads * t->dim;
+    const int normed =
+        !state && (wide || four || tiny_is(t, "gemma3") || strncmp(t->arch, "qwen3", 5) == 0);
+    const uint64_t dim = four && (i + 1) % t->every == 0 ? t->full_dim : t->dim;
+    const uint64_t q = t->n_heads * dim;
+    const uint64_t kv = t->n_kv_heads * dim;
+    const uint64_t d_ff = four && !own ? 2 * (uint64_t)t->d_ff : t->d_ff;
     const struct {
         const char *name;
         uint64_t k, n;
@@ -189,22 +266,26 @@ static inline void tiny_layer(tiny_list *l, uint32_t i)
     } parts[] = {
         {"attn_norm.weight", t->d_model, 0, 1},
         {"attn_qkv.weight", t->d_model, q + 2 * kv, fused},
-        {"attn_q.weight", t->d_model, q, apart},
-        {"attn_k.weight", t->d_model, kv, apart},
-        {"attn_v.weight", t->d_model, kv, apart},
-        {"attn_q.bias", q, 0, t->bias},
-        {"attn_k.bias", kv, 0, t->bias},
-        {"attn_v.bias", kv, 0, t->bias},
-        {"attn_output.weight", q, t->d_model, !latent},
-        {"ffn_norm.weight", t->d_model, 0, 1},
-        {"ffn_gate.weight", t->d_model, t->d_ff, dense && !fused},
-        {"ffn_up.weight", t->d_model, t->d_ff, dense && !fused},
+        {"attn_q.weight", t->d_model, next ? 2 * q : q, apart},
+        {"attn_k.weight", t->d_model, kv, own},
+        {"attn_v.weight", t->d_model, kv, own},
+        {"attn_q.bias", q, 0, t->bias && !bare},
+        {"attn_k.bias", kv, 0, t->bias && !bare},
+        {"attn_v.bias", kv, 0, t->bias && !bare},
+        {"attn_output.weight", q, t->d_model, !latent && !state},
+        {"ffn_norm.weight", t->d_model, 0, !next && !bare},
+        {"ffn_gate.weight", t->d_model, d_ff, dense && !fused},
+        {"ffn_up.weight", t->d_model, d_ff, dense && !fused},
         {"ffn_up.weight", t->d_model, 2 * (uint64_t)t->d_ff, dense && fused},
-        {"ffn_down.weight", t->d_ff, t->d_model, dense},
-        {"attn_q_norm.weight", wide ? q : t->dim, 0, normed},
-        {"attn_k_norm.weight", wide ? kv : t->dim, 0, normed},
-        {"post_attention_norm.weight", t->d_model, 0, post},
+        {"ffn_down.weight", d_ff, t->d_model, dense},
+        {"attn_q_norm.weight", wide ? q : dim, 0, normed},
+        {"attn_k_norm.weight", wide ? kv : dim, 0, normed && own},
+        {"post_attention_norm.weight", t->d_model, 0, post || next},
         {"post_ffw_norm.weight", t->d_model, 0, post},
+        {"inp_gate.weight", t->d_model, t->d_side, t->d_side > 0},
+        {"proj.weight", t->d_side, t->d_model, t->d_side > 0},
+        {"post_norm.weight", t->d_model, 0, t->d_side > 0},
+        {"layer_output_scale.weight", 1, 0, four},
     };
     for (size_t p = 0; p < sizeof parts / sizeof parts[0]; p++) {
         char name[64];
@@ -216,7 +297,10 @@ static inline void tiny_layer(tiny_list *l, uint32_t i)
     if (latent) {
         tiny_latent(l, i);
     }
-    if (!dense) {
+    if (state) {
+        tiny_recurrent(l, i);
+    }
+    if (!dense && !bare) {
         tiny_moe(l, i);
     }
 }
@@ -254,9 +338,25 @@ static inline void tiny_more_keys(gb *b, const tiny *t)
         {"attention.key_length_mla", t->apart ? t->nope + t->rot : 0},
         {"attention.value_length_mla", t->apart ? t->dim : 0},
         {"rope.dimension_count", t->rot},
+        {"expert_shared_feed_forward_length", t->d_gated},
+        {"ssm.time_step_rank", t->s_heads},
+        {"ssm.group_count", t->s_groups},
+        {"ssm.inner_size", t->s_heads * t->s_head},
+        {"ssm.state_size", t->s_dim},
+        {"ssm.conv_kernel", t->taps},
+        {"full_attention_interval", t->s_heads ? t->every : 0},
+        {"attention.sliding_window_pattern", t->full_dim ? t->every : 0},
+        {"attention.key_length_swa", t->full_dim ? t->dim : 0},
+        {"attention.shared_kv_layers", t->n_borrow},
+        {"feed_forward_double_wide", t->n_borrow > 0},
+        {"embedding_length_per_layer_input", t->d_side},
     };
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-        if (keys[i].value > 0) {
+        if (keys[i].value > 0 && strncmp(keys[i].suffix, "feed_forward_d", 14) == 0) {
+            char key[96];
+            (void)snprintf(key, sizeof key, "%s.%s", t->arch, keys[i].suffix);
+            gb_kv_bool(b, key, 1);
+        } else if (keys[i].value > 0) {
             tiny_key(b, t, keys[i].suffix, keys[i].value, 0);
         }
     }
@@ -276,9 +376,10 @@ static inline void tiny_keys(gb *b, const tiny *t)
     tiny_key(b, t, "feed_forward_length", t->d_ff, 0);
     tiny_key(b, t, "attention.head_count", t->n_heads, 0);
     tiny_key(b, t, "attention.head_count_kv", t->n_kv_heads, 0);
-    uint32_t key_dim = latent ? (t->apart ? t->rank : t->nope) + t->rot : t->dim;
+    uint32_t dim = t->full_dim ? t->full_dim : t->dim;
+    uint32_t key_dim = latent ? (t->apart ? t->rank : t->nope) + t->rot : dim;
     tiny_key(b, t, "attention.key_length", key_dim, 0);
-    tiny_key(b, t, "attention.value_length", latent && t->apart ? t->rank : t->dim, 0);
+    tiny_key(b, t, "attention.value_length", latent && t->apart ? t->rank : dim, 0);
     tiny_more_keys(b, t);
     tiny_key(b, t, "attention.layer_norm_rms_epsilon", 1e-5, 1);
     tiny_key(b, t, "rope.freq_base", 5000.0, 1);
@@ -413,6 +514,12 @@ static inline void tiny_build(gb *b, const tiny *t)
     if (t->longrope) {
         tiny_add(&l, "rope_factors_long.weight", t->dim / 2, 0);
         tiny_add(&l, "rope_factors_short.weight", t->dim / 2, 0);
+    }
+    if (t->d_side > 0) {
+        const uint64_t all = (uint64_t)t->n_layers * t->d_side;
+        tiny_add(&l, "per_layer_token_embd.weight", all, t->n_vocab);
+        tiny_add(&l, "per_layer_model_proj.weight", t->d_model, all);
+        tiny_add(&l, "per_layer_proj_norm.weight", t->d_side, 0);
     }
     for (uint32_t i = 0; i < t->n_layers; i++) {
         tiny_layer(&l, i);

@@ -289,6 +289,63 @@ static void test_refused_scaling(void **state)
     refused(&t, KVS_E_UNSUPPORTED, "deepseek2.rope.scaling.type is longrope");
 }
 
+static void test_refused_recurrent(void **state)
+{
+    (void)state;
+    tiny t = TINY_QWEN3NEXT;
+    t.omit = "qwen3next.ssm.state_size";
+    refused(&t, KVS_E_FORMAT, "qwen3next.ssm.state_size");
+    t.omit = "blk.2.ssm_a";
+    refused(&t, KVS_E_FORMAT, "blk.2.ssm_a");
+    t.omit = "blk.0.ssm_in.weight"; /* then the parts must be there */
+    refused(&t, KVS_E_FORMAT, "blk.0.attn_qkv.weight");
+    t.omit = "blk.0.ssm_ba.weight";
+    refused(&t, KVS_E_FORMAT, "blk.0.ssm_alpha.weight");
+    t.omit = "blk.1.ffn_gate_inp_shexp.weight";
+    refused(&t, KVS_E_FORMAT, "blk.1.ffn_gate_inp_shexp.weight");
+    t.omit = NULL;
+    t.wrong = "blk.0.ssm_conv1d.weight";
+    refused(&t, KVS_E_FORMAT, "blk.0.ssm_conv1d.weight has 4 x 161");
+    t.wrong = "blk.3.attn_q.weight"; /* queries and gates */
+    refused(&t, KVS_E_FORMAT, "blk.3.attn_q.weight is 64 x 129");
+    t.wrong = NULL;
+    t.s_groups = 3;
+    refused(&t, KVS_E_UNSUPPORTED, "4 heads in 3 groups");
+    t.s_groups = 2;
+    t.s_dim = 18;
+    refused(&t, KVS_E_UNSUPPORTED, "a state of 18");
+    t.s_dim = 16;
+    t.taps = 17;
+    refused(&t, KVS_E_FORMAT, "qwen3next.ssm.conv_kernel is 17");
+    t.taps = 4;
+    t.arch = "qwen35";
+    refused(&t, KVS_E_UNSUPPORTED, "qwen35 is read from a directory");
+    tiny m = TINY_MAMBA2;
+    m.omit = "blk.1.ssm_d";
+    refused(&m, KVS_E_FORMAT, "blk.1.ssm_d");
+    m.omit = NULL;
+    m.wrong = "blk.0.ssm_in.weight";
+    refused(&m, KVS_E_FORMAT, "blk.0.ssm_in.weight is 64 x 261");
+}
+
+static void test_refused_borrowers(void **state)
+{
+    (void)state;
+    tiny t = TINY_GEMMA4;
+    t.n_borrow = 6; /* only local layers are left */
+    refused(&t, KVS_E_FORMAT, "no layer below the last 6");
+    t.n_borrow = 8;
+    refused(&t, KVS_E_FORMAT, "gemma4.attention.shared_kv_layers is 8");
+    t.n_borrow = 4;
+    t.omit = "per_layer_token_embd.weight";
+    refused(&t, KVS_E_FORMAT, "per_layer_token_embd.weight");
+    t.omit = "blk.7.inp_gate.weight";
+    refused(&t, KVS_E_FORMAT, "blk.7.inp_gate.weight");
+    t.omit = NULL;
+    t.wrong = "blk.4.ffn_down.weight"; /* twice as wide where keys are borrowed */
+    refused(&t, KVS_E_FORMAT, "blk.4.ffn_down.weight is 192 x 65");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -304,6 +361,8 @@ int main(void)
         cmocka_unit_test(test_refused_latent),
         cmocka_unit_test(test_refused_parts),
         cmocka_unit_test(test_refused_scaling),
+        cmocka_unit_test(test_refused_recurrent),
+        cmocka_unit_test(test_refused_borrowers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -14,6 +14,7 @@
 
 #include "base/base.h"
 #include "engine/json.h"
+#include "engine/json_number.h"
 #include "support/fail_alloc.h"
 
 static kvs_ctx *ctx;
@@ -152,7 +153,7 @@ static void test_depth(void **state)
         memset(text + depth, ']', depth);
         kvs__json *doc = NULL;
         kvs_status st = kvs__json_parse(ctx, text, 2 * depth, "text", &doc, NULL);
-        assert_int_equal(st, depth <= KVS__JSON_DEPTH ? KVS_OK : KVS_E_FORMAT);
+        assert_int_equal(st, depth <= KVS__JSON_DEPTH ? KVS_OK : KVS_E_LIMIT);
         kvs__json_free(doc);
     }
 }
@@ -250,6 +251,15 @@ static void test_numbers(void **state)
         {"123456789012345678901234567890", false, 0, 123456789012345678901234567890.0},
         {"2.2250738585072014e-308", false, 0, 2.2250738585072014e-308},
         {"1.00000000000000000000", true, 1, 1.0},
+        {"-9223372036854775808", true, INT64_MIN, -9223372036854775808.0},
+        {"-9223372036854775809", false, 0, -9223372036854775808.0},
+        {"-3.5681400299072266", false, 0, -3.5681400299072266},
+        {"-10.434567451477051", false, 0, -10.434567451477051},
+        {"2.5E-2", false, 0, 0.025},
+        {"123456789012345678", true, 123456789012345678, 123456789012345678.0},
+        {"9007199254740993e-1", false, 0, 900719925474099.25},
+        {"0.30000000000000004", false, 0, 0.30000000000000004},
+        {"1.00000000000000011102230246251565", false, 0, 1.0},
     };
     for (size_t i = 0; i < KVS_COUNT(cases); i++) {
         kvs__json *doc = must(cases[i].text);
@@ -268,6 +278,152 @@ static void test_numbers(void **state)
     assert_false(kvs__json_int(kvs__json_root(doc), &v));
     assert_false(kvs__json_double(kvs__json_root(doc), &d));
     kvs__json_free(doc);
+}
+
+/* Our nearest double against the C library's, in the locale "C", which tests run in. */
+static void same_double(const char *text)
+{
+    const double want = strtod(text, NULL);
+    const double got = kvs__json_number_double(text, strlen(text));
+    if (memcmp(&want, &got, sizeof want) != 0) {
+        fail_msg("%s: %.17g, not %.17g", text, got, want);
+    }
+}
+
+static void test_doubles_are_the_nearest(void **state)
+{
+    (void)state;
+    static const char *const hard[] = {"-0",
+                                       "-0.0e5",
+                                       "4.9406564584124654e-324",
+                                       "2.4703282292062327208e-324",
+                                       "2.4703282292062327209e-324",
+                                       "2.2250738585072011e-308",
+                                       "2.2250738585072012e-308",
+                                       "1.7976931348623157e308",
+                                       "1.7976931348623158e308",
+                                       "1.797693134862315807e308",
+                                       "1.797693134862315808e308",
+                                       "1.7976931348623159e308",
+                                       "9007199254740993",
+                                       "9007199254740992.999999999999999999999999999999",
+                                       "9007199254740993.0000000000000000001",
+                                       "8.5e-320",
+                                       "1e-330",
+                                       "1e23",
+                                       "8.41e21",
+                                       "5e-325",
+                                       "123456789012345678901234567890e-30",
+                                       "0.000000000000000000000000000000000000000000000001e48",
+                                       "6.631236846766476e-316"};
+    for (size_t i = 0; i < KVS_COUNT(hard); i++) {
+        same_double(hard[i]);
+    }
+    uint64_t seed = 0x9e3779b97f4a7c15u;
+    for (int i = 0; i < 60000; i++) {
+        seed = seed * 6364136223846793005u + 1442695040888963407u;
+        const uint64_t bits = seed ^ seed >> 29;
+        char text[1600];
+        double f = 0.0;
+        memcpy(&f, &bits, sizeof f);
+        if (!isfinite(f)) {
+            continue;
+        }
+        (void)snprintf(text, sizeof text, "%.*e", (int)(seed >> 60) + 10, f);
+        same_double(text);
+        if (i % 20 == 0) { /* exactly the middle of f and its neighbour, and one digit beyond */
+            const double g = nextafter(f, f < 0 ? -HUGE_VAL : HUGE_VAL);
+            if (!isfinite(g)) {
+                continue;
+            }
+            const long double middle = ((long double)f + (long double)g) / 2;
+            const size_t n = (size_t)snprintf(text, sizeof text, "%.1100Lf", middle);
+            assert_true(n + 2 < sizeof text);
+            same_double(text);
+            memcpy(text + n, "1", 2);
+            same_double(text);
+        }
+    }
+}
+
+static void test_long_numbers(void **state)
+{
+    (void)state;
+    enum { MOST = 5000 };
+    static char text[2 * MOST + 64];
+    for (int zeros = 700; zeros <= MOST; zeros += 430) { /* 1 followed by zeros, taken back */
+        (void)snprintf(text, sizeof text, "1%0*de-%d", zeros, 0, zeros);
+        same_double(text);
+        (void)snprintf(text, sizeof text, "0.%0*d1e%d", zeros, 0, zeros + 1);
+        same_double(text);
+        (void)snprintf(text, sizeof text, "9007199254740993.%0*d1", zeros, 0);
+        same_double(text);
+        (void)snprintf(text, sizeof text, "9007199254740993.%0*d", zeros, 0);
+        same_double(text);
+    }
+}
+
+static void test_whole(void **state)
+{
+    (void)state;
+    kvs__json *doc = must("[7,-7,7.0,7e0,9223372036854775808,\"7\"]");
+    kvs__jval v = {NULL, 0};
+    for (int i = 0; kvs__json_next(kvs__json_root(doc), &v); i++) {
+        int64_t x = 0;
+        assert_int_equal(kvs__json_whole(v, &x), i < 2);
+        assert_int_equal(x, i == 0 ? 7 : i == 1 ? -7 : 0);
+    }
+    kvs__json_free(doc);
+}
+
+static char *own(const char *text, size_t n)
+{
+    char *copy = kvs__alloc(ctx, n + 1);
+    assert_non_null(copy);
+    memcpy(copy, text, n);
+    return copy;
+}
+
+static void test_adopted(void **state)
+{
+    (void)state;
+    static const char text[] = "{\"a\\n\\u00e9\":\"\\ud83d\\ude00\\u0000z\",\"b\":[\"\",\"plain\","
+                               "1.5,\"\xc3\xa9\\t\xc3\xa9\"]}";
+    kvs__json *doc = NULL;
+    assert_int_equal(
+        kvs__json_adopt(ctx, own(text, sizeof text - 1), sizeof text - 1, "text", &doc, NULL),
+        KVS_OK);
+    kvs__jval root = kvs__json_root(doc);
+    kvs__jval v = kvs__json_get(root, "a\n\xc3\xa9");
+    static const char want[] = "\xf0\x9f\x98\x80\0z";
+    assert_false(kvs__json_escaped(v));
+    assert_int_equal(kvs__json_raw(v).len, sizeof want - 1);
+    assert_memory_equal(kvs__json_raw(v).ptr, want, sizeof want - 1);
+    kvs__jval e = {NULL, 0};
+    static const char *const list[] = {"", "plain", NULL, "\xc3\xa9\t\xc3\xa9"};
+    for (size_t i = 0; kvs__json_next(kvs__json_get(root, "b"), &e); i++) {
+        assert_true(!list[i] || kvs__json_is(e, list[i]));
+        assert_int_equal(kvs__json_kind(e), list[i] ? KVS__JSON_STRING : KVS__JSON_NUMBER);
+    }
+    const kvs__str kept = kvs__json_raw(v);
+    kvs__json_drop_nodes(doc);
+    assert_int_equal(kvs__json_kind(kvs__json_root(doc)), KVS__JSON_NONE);
+    assert_memory_equal(kept.ptr, want, sizeof want - 1);
+    kvs__json_free(doc);
+}
+
+/* Line breaks that were escaped do not count, though they stand in the text by then. */
+static void test_place_in_an_adopted_text(void **state)
+{
+    (void)state;
+    static const char text[] = "{\n\"\\n\\n\\n\": 1,\n\"\\n\\n\":\n  x}";
+    kvs_err err = {KVS_OK, 0, "", ""};
+    kvs__json *doc = NULL;
+    assert_int_equal(
+        kvs__json_adopt(ctx, own(text, sizeof text - 1), sizeof text - 1, "x", &doc, &err),
+        KVS_E_FORMAT);
+    assert_null(doc);
+    assert_string_equal(err.msg, "x: line 4, byte 3: expected a value");
 }
 
 static void test_failing_allocations(void **state)
@@ -316,6 +472,11 @@ int main(void)
         cmocka_unit_test(test_steps),
         cmocka_unit_test(test_strings),
         cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_doubles_are_the_nearest),
+        cmocka_unit_test(test_long_numbers),
+        cmocka_unit_test(test_whole),
+        cmocka_unit_test(test_adopted),
+        cmocka_unit_test(test_place_in_an_adopted_text),
         cmocka_unit_test(test_failing_allocations),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

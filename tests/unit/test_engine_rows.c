@@ -8,6 +8,7 @@
 
 #include "engine/graph.h"
 #include "kvstate/engine.h"
+#include "kvstate/txn.h"
 #include "support/model_build.h"
 
 #define MAX_LEN 64
@@ -188,12 +189,156 @@ static void test_latent(void **state)
     check(&t, "affine8:64", 1);
 }
 
+static void test_delta(void **state)
+{
+    (void)state;
+    tiny t = TINY_QWEN3NEXT;
+    check(&t, "f32", 1);
+    check(&t, "paged/16:f16", 3);
+    t.by_kind = 1;
+    t.type = KVS__W_Q8_0;
+    check(&t, "f16", 2);
+}
+
+static void test_ssd(void **state)
+{
+    (void)state;
+    tiny t = TINY_MAMBA2;
+    check(&t, "f32", 1);
+    check(&t, "f16", 3);
+    t.type = KVS__W_Q8_0;
+    t.bias = 0;
+    check(&t, "f32", 2);
+}
+
+static void test_borrow(void **state)
+{
+    (void)state;
+    tiny t = TINY_GEMMA4;
+    check(&t, "f32", 1);
+    check(&t, "f16", 3);
+    t.d_side = 0;
+    t.type = KVS__W_BF16;
+    check(&t, "f16", 2);
+}
+
+/* ---- rounds of drafts over all rows and layers: what is kept is as if drafts had never been */
+
+#define N_TXN 3
+
+static void plain_rows(const rig *r, float *const *want)
+{
+    for (uint32_t i = 0; i < N_TXN; i++) {
+        kvs_cache *c = new_cache(r);
+        for (uint32_t p = 0; p < MAX_LEN; p++) {
+            int32_t token = token_of(i, p, r->model->net.n_vocab);
+            const kvs__graph_row row = {c, &token, 1, 0, (int64_t)p};
+            assert_int_equal(kvs__graph_run(r->graph, &row, 1, NULL), KVS_OK);
+            kvs__graph_logits(r->graph, 0, 1, want[i] + (size_t)p * r->model->net.n_vocab);
+        }
+        kvs_cache_free(c);
+    }
+}
+
+/* Tokens at[b] .. of row b, of which all behind the first `good` are wrong. */
+static void verify_round(const rig *r, kvs_rows *set, const uint32_t *at, const uint32_t *drafts,
+                         const uint32_t *accepted, float *const *want)
+{
+    static int32_t tokens[N_TXN][MAX_LEN];
+    kvs__graph_row rows[N_TXN];
+    const uint32_t n_vocab = r->model->net.n_vocab;
+    uint32_t all = 0;
+    for (uint32_t b = 0; b < N_TXN; b++) {
+        for (uint32_t p = 0; p <= drafts[b]; p++) {
+            int32_t right = token_of(b, at[b] + p, n_vocab);
+            tokens[b][p] = p <= accepted[b] ? right : (right + 1) % (int32_t)n_vocab;
+        }
+        rows[b] =
+            (kvs__graph_row){kvs_rows_cache(set, b), tokens[b], drafts[b] + 1, 0, (int64_t)at[b]};
+        all += drafts[b] + 1;
+    }
+    float *got = malloc((size_t)all * n_vocab * sizeof *got);
+    assert_non_null(got);
+    assert_int_equal(kvs__graph_run(r->graph, rows, N_TXN, NULL), KVS_OK);
+    kvs__graph_logits(r->graph, 0, all, got);
+    const float *from = got;
+    for (uint32_t b = 0; b < N_TXN; b++) {
+        assert_memory_equal(from, want[b] + (size_t)at[b] * n_vocab,
+                            (size_t)(accepted[b] + 1) * n_vocab * sizeof *got);
+        from += (size_t)(drafts[b] + 1) * n_vocab;
+    }
+    free(got);
+}
+
+static void check_rounds(const tiny *t, const char *kv)
+{
+    rig r = {.ctx = NULL};
+    rig_open(&r, t, kv, 2);
+    float *want[N_TXN];
+    kvs_cache *caches[N_TXN];
+    uint32_t at[N_TXN] = {0};
+    for (uint32_t i = 0; i < N_TXN; i++) {
+        want[i] = malloc((size_t)MAX_LEN * r.model->net.n_vocab * sizeof *want[i]);
+        assert_non_null(want[i]);
+        caches[i] = new_cache(&r);
+    }
+    plain_rows(&r, want);
+    kvs_rows *set = NULL;
+    assert_int_equal(kvs_rows_merge(r.ctx, caches, N_TXN, &set, NULL), KVS_OK);
+    for (uint32_t round = 0; round < 12; round++) {
+        uint32_t drafts[N_TXN];
+        uint32_t accepted[N_TXN];
+        for (uint32_t b = 0; b < N_TXN; b++) {
+            drafts[b] = (round * 3 + b * 2) % 8;
+            accepted[b] = drafts[b] ? (round + b) % (drafts[b] + 1) : 0;
+        }
+        kvs_txn_opts o = KVS_TXN_OPTS_INIT;
+        o.drafts = drafts;
+        kvs_err e = {KVS_OK, 0, "", ""};
+        if (kvs_txn_begin(set, &o, &e) != KVS_OK) {
+            fail_msg("%s", e.msg);
+        }
+        verify_round(&r, set, at, drafts, accepted, want);
+        if (round % 4 == 3) {
+            assert_int_equal(kvs_txn_abort(set, NULL), KVS_OK);
+            continue;
+        }
+        assert_int_equal(kvs_txn_resolve(set, accepted, NULL), KVS_OK);
+        for (uint32_t b = 0; b < N_TXN; b++) {
+            at[b] += accepted[b] + 1;
+        }
+    }
+    assert_true(at[0] > 12 && at[1] != at[2]);
+    kvs_rows_free(set);
+    for (uint32_t i = 0; i < N_TXN; i++) {
+        free(want[i]);
+    }
+    rig_close(&r);
+}
+
+static void test_rounds(void **state)
+{
+    (void)state;
+    tiny llama = TINY_LLAMA;
+    tiny gemma = TINY_GEMMA;
+    tiny delta = TINY_QWEN3NEXT;
+    tiny ssd = TINY_MAMBA2;
+    tiny borrow = TINY_GEMMA4;
+    check_rounds(&llama, "f16");
+    check_rounds(&gemma, "affine8:32");
+    check_rounds(&delta, "f32");
+    check_rounds(&ssd, "f16");
+    check_rounds(&borrow, "f16");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_llama),      cmocka_unit_test(test_gemma),
         cmocka_unit_test(test_every_arch), cmocka_unit_test(test_experts),
-        cmocka_unit_test(test_latent),
+        cmocka_unit_test(test_latent),     cmocka_unit_test(test_delta),
+        cmocka_unit_test(test_ssd),        cmocka_unit_test(test_borrow),
+        cmocka_unit_test(test_rounds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -19,6 +19,7 @@ typedef struct setup {
     const char *path;
     const char *kv;
     uint32_t threads, tiers_off, block, max_block, flags, start, window, sinks, n_ctx, kv_block;
+    uint32_t undo;
     kvs_ctx_opts ctx_opts; /* used where its struct_size is set */
     kvs_progress_fn progress;
     void *user;
@@ -35,6 +36,9 @@ static int32_t tokens[N];
 static char llama_path[256];
 static char gemma_path[256];
 static char latent_path[256]; /* latent attention and a mixture of experts */
+static char delta_path[256];  /* gated delta rule, attention with a gate, experts */
+static char ssd_path[256];    /* Mamba-2 alone */
+static char borrow_path[256]; /* layers that read another's keys and values */
 
 static kvs_status engine_try(engine *e, const setup *s, kvs_err *err)
 {
@@ -52,6 +56,7 @@ static kvs_status engine_try(engine *e, const setup *s, kvs_err *err)
     kvs_plan_opts po = KVS_PLAN_OPTS_INIT;
     po.kv = s->kv;
     po.kv_block = s->kv_block;
+    po.undo_tokens = s->undo;
     po.max_block = s->max_block;
     po.flags = s->flags;
     po.start = s->start;
@@ -186,6 +191,12 @@ static void test_same_bits(void **state)
     for (size_t i = 0; i < sizeof latent / sizeof latent[0]; i++) {
         check_plan(latent_path, latent[i]);
     }
+    static const char *const few[] = {"f32", "f16", "q4"};
+    for (size_t i = 0; i < sizeof few / sizeof few[0]; i++) {
+        check_plan(delta_path, few[i]);
+        check_plan(borrow_path, few[i]);
+    }
+    check_plan(ssd_path, "f16");
 }
 
 static void test_same_bits_with_limits(void **state)
@@ -249,6 +260,109 @@ static void test_reuse(void **state)
         assert_int_equal(kvs_session_sync(e.session, NULL, 0, &reused, NULL), KVS_OK);
         assert_int_equal(reused, 0);
         assert_null(kvs_session_logits(e.session));
+        engine_close(&e);
+    }
+}
+
+/* Recurrent layers go back as far as the plan says, and beyond that a session starts anew. */
+static void test_undo(void **state)
+{
+    (void)state;
+    static const char *const paths[] = {delta_path, ssd_path};
+    static const uint32_t undo[] = {0, 1, 20, KVS_UNDO_NONE};
+    static const uint32_t depth[] = {16, 1, 20, 0};
+    for (size_t i = 0; i < 8; i++) {
+        setup s = {.path = paths[i / 4], .kv = "f16", .undo = undo[i % 4]};
+        const uint32_t most = depth[i % 4];
+        engine e;
+        all_rows(&s, &reference);
+        engine_open(&e, &s);
+        size_t reused = 99;
+        assert_int_equal(kvs_session_append(e.session, tokens, 100, NULL), KVS_OK);
+        for (size_t n = 100; most > 0 && n >= 100 - most + 1; n -= most > 7 ? 7 : 1) {
+            /* the token before the last is the one that is computed again */
+            assert_int_equal(kvs_session_sync(e.session, tokens, n, &reused, NULL), KVS_OK);
+            assert_int_equal(reused, n == 100 ? 100 : n - 1);
+            assert_memory_equal(kvs_session_logits(e.session), reference.v[n - 1], VOCAB * 4);
+            assert_int_equal(kvs_session_append(e.session, tokens + n, 100 - n, NULL), KVS_OK);
+            assert_memory_equal(kvs_session_logits(e.session), reference.v[99], VOCAB * 4);
+        }
+        /* snapshots may reach somewhat further than asked, but not so far */
+        const size_t n = most ? 30 : 99;
+        assert_int_equal(kvs_session_sync(e.session, tokens, n, &reused, NULL), KVS_OK);
+        assert_int_equal(reused, 0);
+        assert_memory_equal(kvs_session_logits(e.session), reference.v[n - 1], VOCAB * 4);
+        engine_close(&e);
+    }
+}
+
+static void test_undo_bytes(void **state)
+{
+    (void)state;
+    kvs_err err = {KVS_OK, 0, "", ""};
+    engine e;
+    setup s = {.path = delta_path, .kv = "f16"};
+    size_t bytes[4];
+    const uint32_t undo[4] = {KVS_UNDO_NONE, 1, 64, 64};
+    const uint64_t limit[4] = {0, 0, 0, (uint64_t)1 << 30};
+    engine_open(&e, &s);
+    for (size_t i = 0; i < 4; i++) {
+        kvs_plan_opts o = KVS_PLAN_OPTS_INIT;
+        kvs_plan *p = NULL;
+        o.undo_tokens = undo[i];
+        o.undo_bytes = limit[i];
+        assert_int_equal(kvs_plan_new(e.ctx, e.model, &o, &p, NULL), KVS_OK);
+        assert_int_equal(kvs_plan_bytes(p, 100, &bytes[i], NULL, NULL), KVS_OK);
+        kvs_plan_free(p);
+    }
+    assert_true(bytes[0] < bytes[1] && bytes[1] < bytes[2] && bytes[2] < bytes[3]);
+    kvs_plan_opts o = KVS_PLAN_OPTS_INIT;
+    kvs_plan *p = NULL;
+    o.undo_bytes = 100; /* too few for any interval */
+    assert_true(kvs_plan_new(e.ctx, e.model, &o, &p, &err) < 0);
+    assert_null(p);
+    assert_non_null(strstr(err.msg, "layer 0"));
+    o.undo_bytes = 0;
+    o.undo_tokens = 65537;
+    assert_int_equal(kvs_plan_new(e.ctx, e.model, &o, &p, &err), KVS_E_RANGE);
+    assert_non_null(strstr(err.msg, "65537"));
+    o.undo_tokens = 0;
+    o.reserved = 1;
+    assert_int_equal(kvs_plan_new(e.ctx, e.model, &o, &p, &err), KVS_E_INVAL);
+    engine_close(&e);
+}
+
+static void test_plan_lines(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *path;
+        const char *lines[4];
+    } cases[] = {
+        {delta_path,
+         {"layers 0,2,4: recurrent delta, 4 heads of 24 x 16 in f32, convolution 4 of 160, goes "
+          "back "
+          "16 tokens",
+          "layers 1,3: grow, k f16, v f16, 2 heads of 64/64", ""}},
+        {ssd_path,
+         {"layers 0-2: recurrent ssd, 4 heads of 24 x 16 in f32, convolution 4 of 160, goes back "
+          "16 "
+          "tokens",
+          ""}},
+        {borrow_path,
+         {"layers 0-1,3: grow window 24, k f16, v f16, 2 heads of 64/64",
+          "layers 2: grow, k f16, v f16, 2 heads of 128/128",
+          "layers 4,6-7: nothing, they read layer 3", "layers 5: nothing, they read layer 2"}},
+    };
+    for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
+        engine e;
+        setup s = {.path = cases[c].path, .kv = "f16"};
+        char line[160];
+        engine_open(&e, &s);
+        for (uint32_t i = 0; i < 4 && cases[c].lines[i]; i++) {
+            (void)kvs_plan_line(e.plan, i, line, sizeof line);
+            assert_string_equal(line, cases[c].lines[i]);
+        }
         engine_close(&e);
     }
 }
@@ -378,17 +492,21 @@ static void test_out_of_memory(void **state)
     (void)state;
     run_out_of_memory(gemma_path, "q4");
     run_out_of_memory(latent_path, "f16");
+    run_out_of_memory(delta_path, "q4");
+    run_out_of_memory(ssd_path, "f16");
+    run_out_of_memory(borrow_path, "f16");
 }
 
 static void test_planned_bytes(void **state)
 {
     (void)state;
-    const char *const paths[] = {llama_path, gemma_path};
-    for (size_t p = 0; p < 2; p++) {
+    const char *const paths[] = {llama_path, gemma_path, delta_path, ssd_path, borrow_path};
+    for (size_t p = 0; p < sizeof paths / sizeof paths[0]; p++) {
         for (size_t i = 0; i < 2 * sizeof plans / sizeof plans[0]; i++) {
             engine e;
             setup s = {.path = paths[p], .kv = plans[i / 2], .max_block = 16};
             s.kv_block = i % 2 ? 8 + (uint32_t)i : 0;
+            s.undo = (uint32_t)i;
             engine_open(&e, &s);
             for (size_t n = 1; n <= 129; n += 64) {
                 size_t want = 0;
@@ -515,7 +633,16 @@ static int write_models(void **state)
     tiny d = TINY_DEEPSEEK;
     d.rank = 64;
     d.rot = 32; /* a row of 96: rotated in blocks of 32, which the value does not cut */
-    return tiny_write(&l, llama_path, sizeof llama_path) &&
+    tiny q = TINY_QWEN3NEXT;
+    tiny m = TINY_MAMBA2;
+    tiny b = TINY_GEMMA4;
+    q.dim = 64;
+    b.dim = 64;
+    b.full_dim = 128;
+    return tiny_write(&q, delta_path, sizeof delta_path) &&
+                   tiny_write(&m, ssd_path, sizeof ssd_path) &&
+                   tiny_write(&b, borrow_path, sizeof borrow_path) &&
+                   tiny_write(&l, llama_path, sizeof llama_path) &&
                    tiny_write(&g, gemma_path, sizeof gemma_path) &&
                    tiny_write(&d, latent_path, sizeof latent_path)
                ? 0
@@ -528,6 +655,9 @@ static int remove_models(void **state)
     (void)unlink(llama_path);
     (void)unlink(gemma_path);
     (void)unlink(latent_path);
+    (void)unlink(delta_path);
+    (void)unlink(ssd_path);
+    (void)unlink(borrow_path);
     return 0;
 }
 
@@ -538,7 +668,8 @@ int main(void)
         cmocka_unit_test(test_reuse),         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_cancel),        cmocka_unit_test(test_out_of_memory),
         cmocka_unit_test(test_planned_bytes), cmocka_unit_test(test_shared_pool),
-        cmocka_unit_test(test_shared_model),
+        cmocka_unit_test(test_shared_model),  cmocka_unit_test(test_undo),
+        cmocka_unit_test(test_undo_bytes),    cmocka_unit_test(test_plan_lines),
     };
     return cmocka_run_group_tests(tests, write_models, remove_models);
 }

@@ -12,7 +12,6 @@
 
 #include <cmocka.h>
 
-#include "engine/json_tape.h"
 #include "engine/token_json.h"
 
 #define MODEL                                                                                      \
@@ -154,9 +153,9 @@ static void test_refused(void **state)
     (void)state;
     const kvs_status format = KVS_E_FORMAT;
     const kvs_status unsupported = KVS_E_UNSUPPORTED;
-    refuses("", format, "ends early");
-    refuses("{\"a\":1,}", format, "member name");
-    refuses("[1 2]", format, "no comma");
+    refuses("", format, "line 1, byte 1: expected a value, but the text ends");
+    refuses("{\"a\":1,}", format, "expected a name");
+    refuses("[1 2]", format, "expected a comma");
     refuses("{\"a\":01}", format, "number");
     refuses("{} x", format, "after the value");
     refuses("\"\\ud800\"", format, "escape");
@@ -320,37 +319,6 @@ static void test_no_memory(void **state)
     }
 }
 
-static void test_numbers(void **state)
-{
-    (void)state;
-    static const struct {
-        const char *text;
-        double want;
-    } cases[] = {{"-3.5681400299072266", -3.5681400299072266},
-                 {"0.1", 0.1},
-                 {"-10.434567451477051", -10.434567451477051},
-                 {"1e3", 1000},
-                 {"2.5E-2", 0.025},
-                 {"123456789012345678", 123456789012345678.0},
-                 {"0", 0},
-                 {"-0.0", 0},
-                 {"9007199254740993e-1", 900719925474099.25},
-                 {"0.30000000000000004", 0.30000000000000004},
-                 {"-1.7976931348623157", -1.7976931348623157},
-                 {"1.00000000000000011102230246251565", 1.0}};
-    for (size_t i = 0; i < KVS_COUNT(cases); i++) {
-        kvs__tape j = {0};
-        double got = -1;
-        assert_int_equal(
-            kvs__tape_parse(ctx, cases[i].text, strlen(cases[i].text), "text", &j, NULL), KVS_OK);
-        assert_true(kvs__tape_double(&j, 0, &got));
-        if (got < cases[i].want || got > cases[i].want) {
-            fail_msg("%s: %.17g", cases[i].text, got);
-        }
-        kvs__tape_free(&j);
-    }
-}
-
 /* Text of a kind that would take quadratic time if anything did. */
 static void test_long(void **state)
 {
@@ -381,8 +349,7 @@ static void test_long(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_small),   cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_folder),  cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_numbers), cmocka_unit_test(test_long)};
+        cmocka_unit_test(test_small), cmocka_unit_test(test_refused), cmocka_unit_test(test_folder),
+        cmocka_unit_test(test_no_memory), cmocka_unit_test(test_long)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

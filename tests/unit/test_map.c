@@ -28,7 +28,7 @@ static void test_content(void **state)
     (void)state;
     char path[32];
     make_file(path, "seven b", 7);
-    kvs__map m = {NULL, 0};
+    kvs__map m = {NULL, 0, {0}};
     kvs_err err = {0};
     assert_int_equal(kvs__map_open(path, &m, &err), KVS_OK);
     assert_int_equal(unlink(path), 0);
@@ -49,7 +49,7 @@ static void test_replaced(void **state)
     char other[32];
     make_file(path, "before", 6);
     make_file(other, "x", 1);
-    kvs__map m = {NULL, 0};
+    kvs__map m = {NULL, 0, {0}};
     assert_int_equal(kvs__map_open(path, &m, NULL), KVS_OK);
     assert_int_equal(rename(other, path), 0);
     assert_memory_equal(m.data, "before", 6);
@@ -62,7 +62,7 @@ static void test_empty(void **state)
     (void)state;
     char path[32];
     make_file(path, "", 0);
-    kvs__map m = {NULL, 9};
+    kvs__map m = {NULL, 9, {0}};
     assert_int_equal(kvs__map_open(path, &m, NULL), KVS_OK);
     assert_true(m.data != NULL && m.bytes == 0);
     kvs__map_close(&m);
@@ -73,7 +73,7 @@ static void test_refused(void **state)
 {
     (void)state;
     char path[32];
-    kvs__map m = {NULL, 9};
+    kvs__map m = {NULL, 9, {0}};
     kvs_err err = {0};
     assert_int_equal(kvs__map_open("/nonexistent/file", &m, &err), KVS_E_NOTFOUND);
     assert_non_null(strstr(err.msg, "'/nonexistent/file'"));

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: MIT
+# examples/*.c, built as C99 with the public headers and the shared libraries alone, and run.
+if(CMAKE_CROSSCOMPILING)
+  return()
+endif()
+set(KVS_EXAMPLES ring rounds save)
+if(TARGET kvstate_engine AND TARGET tiny_model)
+  list(APPEND KVS_EXAMPLES perplexity)
+endif()
+set(programs "")
+foreach(name IN LISTS KVS_EXAMPLES)
+  add_executable(example_${name} examples/${name}.c)
+  set_target_properties(example_${name} PROPERTIES C_STANDARD 99 C_EXTENSIONS OFF)
+  target_link_libraries(example_${name} PRIVATE kvs_flags
+    $<IF:$<STREQUAL:${name},perplexity>,kvstate_engine,kvstate> m)
+  list(APPEND programs $<TARGET_FILE:example_${name}>)
+endforeach()
+if("perplexity" IN_LIST KVS_EXAMPLES)
+  list(APPEND programs $<TARGET_FILE:tiny_model>)
+endif()
+add_test(NAME examples COMMAND sh ${PROJECT_SOURCE_DIR}/tests/api/examples.sh ${programs})
+set_tests_properties(examples PROPERTIES LABELS quick TIMEOUT 120)

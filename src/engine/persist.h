@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: MIT */
+/* persist.h: what a session does with its store (kvstate/persist.h). Calls take NULL: no store. */
+#ifndef KVS_ENGINE_PERSIST_H
+#define KVS_ENGINE_PERSIST_H
+
+#include "base/base.h"
+#include "kvstate/persist.h"
+
+typedef struct kvs__persist kvs__persist;
+
+typedef struct kvs__persist_for {
+    kvs_ctx *ctx;
+    const kvs_model *model;
+    kvs_cache *cache;
+    uint32_t n_ctx;
+} kvs__persist_for;
+kvs_status kvs__persist_new(const kvs__persist_for *f, const kvs_persist_opts *opts,
+                            kvs__persist **out, kvs_err *err);
+/* Before the cache. What is queued is written. */
+void kvs__persist_free(kvs__persist *p);
+
+/* Around an append of n tokens; after it with all the tokens held. */
+void kvs__persist_before(kvs__persist *p, uint32_t n);
+void kvs__persist_after(kvs__persist *p, const int32_t *tokens, size_t n_tokens, uint32_t n);
+/* The cache was rewound to n tokens, or cleared (0). */
+void kvs__persist_cut(kvs__persist *p, size_t n);
+/* The most tokens, at most n, that notes allow to go back to; and going there. */
+size_t kvs__persist_reach(const kvs__persist *p, size_t n);
+kvs_status kvs__persist_back(kvs__persist *p, size_t n, kvs_err *err);
+
+/* A sync of tokens[0 .. n) begins, `own` of them can be had without the store. KVS_OK: the cache now
+ * holds the first *got instead, more than own. KVS_NO: it is as it was. Another status: it was
+ * cleared, and the store has nothing that helps. */
+kvs_status kvs__persist_fetch(kvs__persist *p, const int32_t *tokens, size_t n, size_t own,
+                              size_t *got);
+/* And ends. */
+void kvs__persist_synced(kvs__persist *p, const int32_t *tokens, size_t n);
+
+kvs_status kvs__persist_save(kvs__persist *p, const int32_t *tokens, size_t n, kvs_err *err);
+kvs_status kvs__persist_flush(kvs__persist *p, kvs_err *err);
+void kvs__persist_reuse(kvs__persist *p, kvs_reuse *out);
+/* session.c */
+kvs__persist *kvs__session_persist(const kvs_session *s);
+/* NULL where nothing can be written. */
+kvs_store *kvs__persist_store(kvs__persist *p, const uint8_t **identity);
+
+#endif

@@ -1,0 +1,735 @@
+/* SPDX-License-Identifier: MIT */
+/* test_engine_persist.c: sessions with a store on tiny models: cold = warm = restored = gone back, bit
+ * for bit, at every boundary of blocks and windows; misses with a reason; damage, a full and a
+ * vanished directory, two sessions on one directory, memory that fails, answers under way. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <dirent.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "kvstate/engine.h"
+#include "support/fail_alloc.h"
+#include "support/model_build.h"
+
+#define N       600
+#define TAIL    5
+#define N_VOCAB 97
+
+static char base[256];
+static int n_dirs;
+
+static int setup(void **state)
+{
+    (void)state;
+    (void)snprintf(base, sizeof base, "/dev/shm/kvstate-persist-XXXXXX"); /* flushes cost nothing */
+    if (mkdtemp(base)) {
+        return 0;
+    }
+    (void)snprintf(base, sizeof base, "/tmp/kvstate-persist-XXXXXX");
+    return mkdtemp(base) ? 0 : -1;
+}
+
+static void remove_tree(const char *path)
+{
+    DIR *d = opendir(path);
+    for (struct dirent *e = d ? readdir(d) : NULL; e; e = readdir(d)) {
+        char name[700];
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) {
+            continue;
+        }
+        (void)snprintf(name, sizeof name, "%s/%s", path, e->d_name);
+        if (unlink(name) != 0) {
+            remove_tree(name);
+        }
+    }
+    if (d) {
+        (void)closedir(d);
+    }
+    (void)rmdir(path);
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    remove_tree(base);
+    return 0;
+}
+
+static const char *new_dir(char *dst, size_t n)
+{
+    (void)snprintf(dst, n, "%s/%d", base, n_dirs++);
+    return dst;
+}
+
+/* ---- rig */
+
+typedef struct rig {
+    kvs_ctx *ctx;
+    kvs_model *model;
+    kvs_plan *plan;
+    kvs_session *s;
+    char file[320];
+} rig;
+
+typedef struct kind {
+    const char *name;
+    const tiny *model;
+    kvs_plan_opts plan;
+    uint32_t first; /* fewest tokens that come back: those of delayed conversion come whole */
+} kind;
+
+static const tiny llama = {.arch = "llama",
+                           .n_layers = 2,
+                           .d_model = 32,
+                           .d_ff = 32,
+                           .n_heads = 2,
+                           .n_kv_heads = 1,
+                           .dim = 64,
+                           .n_vocab = N_VOCAB,
+                           .n_ctx = 8192,
+                           .type = KVS__W_F32,
+                           .seed = 1};
+static const tiny gemma = {.arch = "gemma3",
+                           .n_layers = 7,
+                           .d_model = 32,
+                           .d_ff = 32,
+                           .n_heads = 2,
+                           .n_kv_heads = 1,
+                           .dim = 64,
+                           .n_vocab = N_VOCAB,
+                           .n_ctx = 8192,
+                           .window = 24,
+                           .type = KVS__W_F32,
+                           .seed = 2};
+static const tiny latent = {.arch = "deepseek2",
+                            TINY_EXPERTS,
+                            .n_shared = 2,
+                            .n_groups = 4,
+                            .n_best = 2,
+                            .n_dense = 1,
+                            .q_rank = 48,
+                            .rank = 32,
+                            .nope = 24,
+                            .rot = 16,
+                            .seed = 4};
+
+#define PLAN(...)                                                                                  \
+    {                                                                                              \
+        sizeof(kvs_plan_opts), __VA_ARGS__                                                         \
+    }
+static const kind kinds[] = {
+    {"f16", &llama, PLAN("f16", .n_ctx = 1024), 1},
+    {"q8", &llama, PLAN("q8", .n_ctx = 1024), 1},
+    {"k8v4", &llama, PLAN("k8v4", .n_ctx = 1024), 1},
+    {"affine4", &llama, PLAN("affine4", .group = 32, .n_ctx = 1024), 1},
+    {"paged", &llama, PLAN("q4", .n_ctx = 1024, .kv_block = 16), 1},
+    {"start", &llama, PLAN("q4", .n_ctx = 1024, .start = 300), 301},
+    {"start beyond", &llama, PLAN("q4", .n_ctx = 1024, .start = 700), 1},
+    {"window", &llama, PLAN("q8", .n_ctx = 1024, .window = 40, .sinks = 4, .max_block = 64), 1},
+    {"window, block 1", &llama, PLAN("f16", .n_ctx = 1024, .window = 300, .max_block = 16), 1},
+    {"window, paged", &llama,
+     PLAN("q4", .n_ctx = 1024, .window = 40, .sinks = 20, .max_block = 64, .kv_block = 16), 1},
+    {"gemma", &gemma, PLAN("f16", .n_ctx = 1024, .max_block = 96), 1},
+    {"gemma q4", &gemma, PLAN("q4", .n_ctx = 1024, .max_block = 512), 1},
+    {"gemma full", &gemma, PLAN("q4", .n_ctx = 1024, .flags = KVS_PLAN_FULL_WINDOW), 1},
+    {"gemma paged", &gemma, PLAN("q8", .n_ctx = 1024, .max_block = 64, .kv_block = 48), 1},
+    {"latent", &latent, PLAN("f16", .n_ctx = 1024), 1},
+};
+#define N_KINDS (sizeof kinds / sizeof kinds[0])
+
+static void build_file(const tiny *t, const char *path)
+{
+    gb b;
+    tiny_build(&b, t);
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(b.p, 1, b.n, f), b.n);
+    assert_int_equal(fclose(f), 0);
+    gb_free(&b);
+}
+
+static void open_on(rig *r, const tiny *t, const kvs_plan_opts *plan, kvs_ctx *ctx)
+{
+    kvs_err err = {KVS_OK, 0, "", ""};
+    memset(r, 0, sizeof *r);
+    r->ctx = ctx;
+    (void)snprintf(r->file, sizeof r->file, "%s/%s-%llu.gguf", base, t->arch,
+                   (unsigned long long)t->seed);
+    if (access(r->file, F_OK) != 0) {
+        build_file(t, r->file);
+    }
+    if (kvs_model_open(ctx, r->file, NULL, &r->model, &err) != KVS_OK ||
+        kvs_plan_new(ctx, r->model, plan, &r->plan, &err) != KVS_OK) {
+        fail_msg("%s", err.msg);
+    }
+    kvs_session_opts o = KVS_SESSION_OPTS_INIT;
+    o.plan = r->plan;
+    if (kvs_session_new(ctx, r->model, &o, &r->s, &err) != KVS_OK) {
+        fail_msg("%s", err.msg);
+    }
+}
+
+static void rig_open(rig *r, const kind *k, const char *dir, const kvs_persist_opts *opts)
+{
+    kvs_ctx *ctx = NULL;
+    kvs_err err = {KVS_OK, 0, "", ""};
+    kvs_ctx_opts co = KVS_CTX_OPTS_INIT;
+    co.n_threads = 1;
+    assert_int_equal(kvs_ctx_new(&co, &ctx, NULL), KVS_OK);
+    open_on(r, k->model, &k->plan, ctx);
+    if (dir || opts) {
+        kvs_persist_opts o = KVS_PERSIST_OPTS_INIT;
+        o = opts ? *opts : o;
+        o.dir = dir;
+        if (kvs_session_persist(r->s, &o, &err) != KVS_OK) {
+            fail_msg("%s", err.msg);
+        }
+    }
+}
+
+static void rig_close(rig *r)
+{
+    kvs_session_free(r->s);
+    kvs_plan_free(r->plan);
+    kvs_model_close(r->model);
+    kvs_ctx_free(r->ctx);
+}
+
+static int32_t token(size_t i, uint32_t text)
+{
+    return (int32_t)((i * 2654435761u + (i >> 3) * 40503u + text * 977u) >> 7) % N_VOCAB;
+}
+
+/* The first n tokens of text 0, then others. */
+static size_t prompt(int32_t *dst, size_t n, size_t tail)
+{
+    for (size_t i = 0; i < n + tail; i++) {
+        dst[i] = token(i, i < n ? 0 : 1);
+        dst[i] = (dst[i] % N_VOCAB + N_VOCAB) % N_VOCAB;
+    }
+    return n + tail;
+}
+
+static kvs_reuse reuse_of(const kvs_session *s)
+{
+    kvs_reuse r = KVS_REUSE_INIT;
+    assert_int_equal(kvs_session_get_reuse(s, &r), KVS_OK);
+    return r;
+}
+
+static void sync_to(rig *r, size_t n, size_t tail)
+{
+    int32_t t[N + 2000];
+    kvs_err err = {KVS_OK, 0, "", ""};
+    size_t len = prompt(t, n, tail);
+    if (kvs_session_sync(r->s, t, len, NULL, &err) != KVS_OK) {
+        fail_msg("%s", err.msg);
+    }
+}
+
+/* Logits of a session that never saw a store. */
+static void cold_logits(const kind *k, size_t n, size_t tail, float *dst)
+{
+    rig r;
+    rig_open(&r, k, NULL, NULL);
+    sync_to(&r, n, tail);
+    memcpy(dst, kvs_session_logits(r.s), N_VOCAB * sizeof *dst);
+    rig_close(&r);
+}
+
+static void same(const rig *r, const float *want, const char *what, const char *kind_name, size_t n)
+{
+    const float *got = kvs_session_logits(r->s);
+    if (!got || memcmp(got, want, N_VOCAB * sizeof *got) != 0) {
+        fail_msg("%s, %s, %zu tokens: other logits", kind_name, what, n);
+    }
+}
+
+static const size_t cuts[] = {16,  17,  39,  40,  41,  44,  63,  64,  65,  255,
+                              256, 257, 279, 280, 281, 299, 300, 301, 302, 343,
+                              511, 512, 513, 535, 536, 537, 598, 599, 600};
+#define N_CUTS (sizeof cuts / sizeof cuts[0])
+
+/* ---- the same bits */
+
+static void test_restored(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_KINDS; i++) {
+        const kind *k = &kinds[i];
+        char dir[300];
+        rig r;
+        float want[N_VOCAB];
+        uint32_t n = k->model == &latent ? 200 : N;
+        rig_open(&r, k, new_dir(dir, sizeof dir), NULL);
+        sync_to(&r, n, 0);
+        rig_close(&r);
+        for (size_t c = 0; c < N_CUTS; c++) {
+            size_t at = cuts[c] < n ? cuts[c] : n;
+            if (at + TAIL < 64) {
+                continue;
+            }
+            cold_logits(k, at, TAIL, want);
+            rig_open(&r, k, dir, NULL);
+            sync_to(&r, at, TAIL);
+            kvs_reuse u = reuse_of(r.s);
+            if (at >= k->first ? u.n_disk != at : u.n_disk > at) {
+                fail_msg("%s, cut at %zu: %llu tokens restored (%s)", k->name, at,
+                         (unsigned long long)u.n_disk, u.reason);
+            }
+            same(&r, want, "restored", k->name, at);
+            rig_close(&r);
+        }
+        /* the whole prompt again: one token gives the logits */
+        cold_logits(k, n, 0, want);
+        rig_open(&r, k, dir, NULL);
+        sync_to(&r, n, 0);
+        assert_int_equal(reuse_of(r.s).n_disk, n - 1);
+        same(&r, want, "again", k->name, n);
+        /* and decoded on from there, as a session that computed all */
+        rig cold;
+        rig_open(&cold, k, NULL, NULL);
+        sync_to(&cold, n, 0);
+        for (int32_t t = 0; t < 70; t++) {
+            int32_t id = (t * 31) % N_VOCAB;
+            assert_int_equal(kvs_session_append(cold.s, &id, 1, NULL), KVS_OK);
+            assert_int_equal(kvs_session_append(r.s, &id, 1, NULL), KVS_OK);
+            same(&r, kvs_session_logits(cold.s), "decoded", k->name, (size_t)t);
+        }
+        rig_close(&cold);
+        rig_close(&r);
+    }
+}
+
+/* Back within one session, in any order; then saved by it and found by the next. */
+static void test_back(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_KINDS; i++) {
+        const kind *k = &kinds[i];
+        kvs_persist_opts o = KVS_PERSIST_OPTS_INIT;
+        float want[N_VOCAB];
+        rig r;
+        if (k->model == &latent) {
+            continue;
+        }
+        rig_open(&r, k, NULL, &o);
+        for (size_t c = N_CUTS; c-- > 0;) {
+            size_t at = cuts[(c * 11) % N_CUTS];
+            sync_to(&r, N, 0);
+            sync_to(&r, at, TAIL);
+            kvs_reuse u = reuse_of(r.s);
+            bool may_lose = at < k->first; /* dense copies go at the append after the conversion */
+            if (u.n_memory != at && !(may_lose && u.n_memory == 0)) {
+                fail_msg("%s, back to %zu: %llu held", k->name, at, (unsigned long long)u.n_memory);
+            }
+            cold_logits(k, at, TAIL, want);
+            same(&r, want, "back", k->name, at);
+        }
+        rig_close(&r);
+    }
+}
+
+/* A third session gets what the second one has not read: its entry is complete. */
+static void test_generations(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_KINDS; i++) {
+        const kind *k = &kinds[i];
+        char dir[300];
+        rig r;
+        float want[N_VOCAB];
+        if (k->model == &latent || k->first > 1) {
+            continue;
+        }
+        rig_open(&r, k, new_dir(dir, sizeof dir), NULL);
+        sync_to(&r, N, 0);
+        rig_close(&r);
+        rig_open(&r, k, dir, NULL);
+        sync_to(&r, N, 300);
+        assert_int_equal(reuse_of(r.s).n_disk, N);
+        rig_close(&r);
+        cold_logits(k, 257, TAIL, want);
+        rig_open(&r, k, dir, NULL);
+        sync_to(&r, 257, TAIL);
+        if (reuse_of(r.s).n_disk != 257) {
+            fail_msg("%s: %llu: %s", k->name, (unsigned long long)reuse_of(r.s).n_disk,
+                     reuse_of(r.s).reason);
+        }
+        same(&r, want, "third session", k->name, 257);
+        sync_to(&r, N, 300);
+        assert_int_equal(reuse_of(r.s).n_disk, N + 299);
+        rig_close(&r);
+    }
+}
+
+/* Layouts share entries: what one plan saved another of the same codecs finds. */
+static void test_layouts(void **state)
+{
+    (void)state;
+    const size_t pairs[][2] = {{10, 12}, {12, 10}, {0, 0}};
+    for (size_t i = 0; i < 2; i++) {
+        kind from = kinds[pairs[i][0]];
+        kind to = kinds[pairs[i][1]];
+        char dir[300];
+        float want[N_VOCAB];
+        rig r;
+        from.plan.kv = to.plan.kv = "q8";
+        to.plan.kv_block = i == 0 ? 0 : 32;
+        rig_open(&r, &from, new_dir(dir, sizeof dir), NULL);
+        sync_to(&r, N, 0);
+        rig_close(&r);
+        cold_logits(&from, 400, TAIL, want);
+        rig_open(&r, &to, dir, NULL);
+        sync_to(&r, 400, TAIL);
+        assert_int_equal(reuse_of(r.s).n_disk, 400);
+        same(&r, want, "another layout", from.name, 400);
+        rig_close(&r);
+    }
+}
+
+/* Far back in a long text: at most an eighth is computed again, and notes stay bounded. */
+static void test_far_back(void **state)
+{
+    (void)state;
+    kind k = kinds[10];
+    kvs_persist_opts o = KVS_PERSIST_OPTS_INIT;
+    rig r;
+    k.plan.n_ctx = 8192;
+    static int32_t t[8192];
+    for (size_t i = 0; i < 8192; i++) {
+        t[i] = (token(i, 0) % N_VOCAB + N_VOCAB) % N_VOCAB;
+    }
+    for (int small = 0; small < 2; small++) {
+        o.note_bytes = small ? 400000 : 0;
+        rig_open(&r, &k, NULL, &o);
+        for (size_t at = 8000; at > 300; at -= 377) {
+            assert_int_equal(kvs_session_sync(r.s, t, 8100, NULL, NULL), KVS_OK);
+            kvs_reuse u = reuse_of(r.s);
+            assert_true(!small || u.notes_bytes <= 400000);
+            assert_int_equal(kvs_session_sync(r.s, t, at, NULL, NULL), KVS_OK);
+            u = reuse_of(r.s);
+            size_t most = (at > 2048 ? at / 8 : 256) + 1;
+            assert_true(u.n_memory + (small ? at : most) >= at);
+        }
+        rig_close(&r);
+    }
+}
+
+/* ---- misses */
+
+static void expect_miss(const kind *k, const char *dir, const kvs_persist_opts *o, const char *why)
+{
+    rig r;
+    float want[N_VOCAB];
+    cold_logits(k, N, 0, want);
+    rig_open(&r, k, dir, o);
+    sync_to(&r, N, 0);
+    kvs_reuse u = reuse_of(r.s);
+    assert_int_equal(u.n_disk, 0);
+    if (!strstr(u.reason, why)) {
+        fail_msg("\"%s\" instead of \"%s\"", u.reason, why);
+    }
+    same(&r, want, "miss", k->name, N);
+    rig_close(&r);
+}
+
+static void test_identity(void **state)
+{
+    (void)state;
+    char dir[300];
+    char copy[330];
+    rig r;
+    const char *other = "another model, plan or position";
+    kvs_persist_opts o = KVS_PERSIST_OPTS_INIT;
+    kind k = kinds[1];
+    tiny t = llama;
+    rig_open(&r, &k, new_dir(dir, sizeof dir), NULL);
+    sync_to(&r, N, 0);
+    rig_close(&r);
+    for (int i = 0; i < 8; i++) {
+        (void)snprintf(copy, sizeof copy, "%s-%d", dir, i);
+        char command[800];
+        (void)snprintf(command, sizeof command, "cp -r '%s' '%s'", dir, copy);
+        assert_int_equal(system(command), 0); /* NOLINT: a fixed command of a test */
+        k = kinds[1];
+        o = (kvs_persist_opts)KVS_PERSIST_OPTS_INIT;
+        t = llama;
+        switch (i) {
+        case 0:
+            k.plan.kv = "q6";
+            break;
+        case 1:
+            k.plan.window = 500;
+            break;
+        case 2:
+            t.seed = 77;
+            break;
+        case 3:
+            t.rope_scale = 2.0f;
+            t.seed = 78;
+            break;
+        case 4:
+            o.rope = (kvs_bytes){"base 5", 6};
+            break;
+        case 5:
+            o.adapter = (kvs_bytes){"base 5", 6};
+            break;
+        case 6:
+            o.salt = (kvs_bytes){"base 5", 6};
+            break;
+        default:
+            k.plan.start = 10;
+            break;
+        }
+        k.model = &t;
+        expect_miss(&k, copy, &o, other);
+    }
+    k = kinds[1]; /* and still a hit where all is equal */
+    rig_open(&r, &k, dir, NULL);
+    sync_to(&r, N, 0);
+    assert_int_equal(reuse_of(r.s).n_disk, N - 1);
+    rig_close(&r);
+}
+
+/* ---- trouble */
+
+/* Each file of a folder: one byte changed. */
+static void damage(const char *dir, const char *folder, long at)
+{
+    char path[700];
+    (void)snprintf(path, sizeof path, "%s/%s", dir, folder);
+    DIR *d = opendir(path);
+    assert_non_null(d);
+    for (struct dirent *e = readdir(d); e; e = readdir(d)) {
+        if (e->d_name[0] == '.') {
+            continue;
+        }
+        (void)snprintf(path, sizeof path, "%s/%s/%s", dir, folder, e->d_name);
+        FILE *f = fopen(path, "r+b");
+        assert_non_null(f);
+        assert_int_equal(fseek(f, at, at < 0 ? SEEK_END : SEEK_SET), 0);
+        int c = fgetc(f);
+        assert_int_equal(fseek(f, -1, SEEK_CUR), 0);
+        assert_int_not_equal(fputc(c ^ 0x10, f), EOF);
+        assert_int_equal(fclose(f), 0);
+    }
+    (void)closedir(d);
+}
+
+static void test_damage(void **state)
+{
+    (void)state;
+    const char *folders[] = {"entries", "blocks", "blocks", "blocks"};
+    const long at[] = {300, 200, 5000, -10};
+    for (int i = 0; i < 4; i++) {
+        for (int open_before = 0; open_before < 2; open_before++) {
+            char dir[300];
+            float want[N_VOCAB];
+            rig r;
+            const kind *k = &kinds[10];
+            cold_logits(k, N, 0, want);
+            rig_open(&r, k, new_dir(dir, sizeof dir), NULL);
+            sync_to(&r, N, 0);
+            rig_close(&r);
+            if (open_before) {
+                rig_open(&r, k, dir, NULL);
+                damage(dir, folders[i], at[i]);
+            } else {
+                damage(dir, folders[i], at[i]);
+                rig_open(&r, k, dir, NULL);
+            }
+            sync_to(&r, N, 0);
+            same(&r, want, "damaged", k->name, N);
+            rig_close(&r);
+            rig_open(&r, k, dir, NULL); /* it was saved anew, or was in memory all the time */
+            sync_to(&r, N, 0);
+            same(&r, want, "after damage", k->name, N);
+            rig_close(&r);
+        }
+    }
+}
+
+static void test_no_room(void **state)
+{
+    (void)state;
+    char dir[300];
+    float want[N_VOCAB];
+    rig r;
+    kvs_persist_opts o = KVS_PERSIST_OPTS_INIT;
+    const kind *k = &kinds[0];
+    cold_logits(k, N, 0, want);
+    o.max_bytes = 20000;
+    rig_open(&r, k, new_dir(dir, sizeof dir), &o);
+    sync_to(&r, N, 0);
+    same(&r, want, "no room", k->name, N);
+    kvs_reuse u = reuse_of(r.s);
+    assert_true(u.not_saved > 0);
+    assert_non_null(strstr(u.save_reason, "limit"));
+    rig_close(&r);
+    o.max_bytes = 0; /* vanished while in use */
+    rig_open(&r, k, new_dir(dir, sizeof dir), &o);
+    remove_tree(dir);
+    sync_to(&r, N, 0);
+    same(&r, want, "vanished", k->name, N);
+    assert_int_equal(kvs_session_flush(r.s, NULL), KVS_E_IO);
+    assert_true(reuse_of(r.s).not_saved > 0);
+    rig_close(&r);
+    kvs_ctx *ctx = NULL; /* no directory at all */
+    assert_int_equal(kvs_ctx_new(NULL, &ctx, NULL), KVS_OK);
+    open_on(&r, k->model, &k->plan, ctx);
+    o.dir = "/proc/nothing/here";
+    assert_int_not_equal(kvs_session_persist(r.s, &o, NULL), KVS_OK);
+    o.dir = NULL;
+    assert_int_equal(kvs_session_persist(r.s, &o, NULL), KVS_OK);
+    assert_int_equal(kvs_session_persist(r.s, &o, NULL), KVS_E_STATE);
+    sync_to(&r, N, 0);
+    same(&r, want, "no directory", k->name, N);
+    rig_close(&r);
+}
+
+static void test_two(void **state)
+{
+    (void)state;
+    char dir[300];
+    float want[N_VOCAB];
+    rig a;
+    rig b;
+    const kind *k = &kinds[11];
+    cold_logits(k, 300, TAIL, want);
+    rig_open(&a, k, new_dir(dir, sizeof dir), NULL);
+    sync_to(&a, N, 0);
+    assert_int_equal(kvs_session_flush(a.s, NULL), KVS_OK);
+    rig_open(&b, k, dir, NULL);
+    assert_int_equal(reuse_of(b.s).read_only, 1);
+    sync_to(&b, 300, TAIL);
+    assert_int_equal(reuse_of(b.s).n_disk, 300);
+    same(&b, want, "second", k->name, 300);
+    assert_int_equal(kvs_session_save(b.s, NULL), KVS_NO);
+    sync_to(&a, 300, TAIL);
+    same(&a, want, "first", k->name, 300);
+    rig_close(&b);
+    rig_close(&a);
+}
+
+static void test_memory(void **state)
+{
+    (void)state;
+    char dir[300];
+    float want[N_VOCAB];
+    const kind *k = &kinds[10];
+    rig r;
+    cold_logits(k, 300, TAIL, want);
+    rig_open(&r, k, new_dir(dir, sizeof dir), NULL);
+    sync_to(&r, N, 0);
+    rig_close(&r);
+    for (long at = 0;; at++) {
+        fail_alloc f = FAIL_ALLOC_INIT;
+        kvs_ctx_opts co = KVS_CTX_OPTS_INIT;
+        kvs_ctx *ctx = NULL;
+        kvs_persist_opts o = KVS_PERSIST_OPTS_INIT;
+        int32_t t[N];
+        o.dir = dir;
+        o.min_tokens = 64;
+        co.n_threads = 1;
+        co.alloc = fail_alloc_take;
+        co.free = fail_alloc_give;
+        co.alloc_user = &f;
+        assert_int_equal(kvs_ctx_new(&co, &ctx, NULL), KVS_OK);
+        open_on(&r, k->model, &k->plan, ctx);
+        long before = atomic_load(&f.calls);
+        atomic_store(&f.fail_at, before + at);
+        kvs_status st = kvs_session_persist(r.s, &o, NULL);
+        size_t n = prompt(t, 300, TAIL);
+        kvs_status sync = kvs_session_sync(r.s, t, n, NULL, NULL);
+        bool over = atomic_load(&f.calls) <= before + at;
+        atomic_store(&f.fail_at, -1);
+        if (sync == KVS_OK) {
+            same(&r, want, "memory fails", k->name, (size_t)at);
+        } else {
+            assert_int_equal(sync, KVS_E_NOMEM);
+            assert_int_equal(kvs_session_sync(r.s, t, n, NULL, NULL), KVS_OK);
+            same(&r, want, "after memory failed", k->name, (size_t)at);
+        }
+        rig_close(&r);
+        assert_int_equal(atomic_load(&f.blocks), 0);
+        assert_int_equal(atomic_load(&f.wrong), 0);
+        if (over) {
+            assert_int_equal(st, KVS_OK);
+            break;
+        }
+    }
+}
+
+/* ---- answers under way */
+
+static void test_answers(void **state)
+{
+    (void)state;
+    char dir[300];
+    rig r;
+    int32_t t[N];
+    int32_t ids[64];
+    size_t n = 0;
+    const kind *k = &kinds[0];
+    kvs_answer a = KVS_ANSWER_INIT;
+    int32_t made[3] = {5, 6, 7};
+    a.request = (kvs_bytes){"temp 1", 6};
+    a.prompt = t;
+    a.n_prompt = prompt(t, 100, 0);
+    a.seed = 0x123456789abcdef0u;
+    rig_open(&r, k, NULL, NULL);
+    assert_int_equal(kvs_session_put_answer(r.s, &a, NULL), KVS_NO);
+    assert_int_equal(kvs_session_find_answer(r.s, &a, ids, 64, &n, NULL), KVS_NO);
+    rig_close(&r);
+    rig_open(&r, k, new_dir(dir, sizeof dir), NULL);
+    assert_int_equal(kvs_session_find_answer(r.s, &a, ids, 64, &n, NULL), KVS_NO);
+    a.ids = made;
+    for (a.n_ids = 1; a.n_ids <= 3; a.n_ids++) {
+        assert_int_equal(kvs_session_put_answer(r.s, &a, NULL), KVS_OK);
+    }
+    rig_close(&r);
+    rig_open(&r, k, dir, NULL);
+    kvs_answer b = a;
+    b.seed = 0;
+    assert_int_equal(kvs_session_find_answer(r.s, &b, ids, 64, &n, NULL), KVS_OK);
+    assert_int_equal(n, 3);
+    assert_memory_equal(ids, made, sizeof made);
+    assert_true(b.seed == 0x123456789abcdef0u);
+    assert_int_equal(kvs_session_find_answer(r.s, &b, ids, 2, &n, NULL), KVS_OK);
+    assert_int_equal(n, 3);
+    b.request.bytes = 5; /* other options, another prompt */
+    assert_int_equal(kvs_session_find_answer(r.s, &b, ids, 64, &n, NULL), KVS_NO);
+    b.request.bytes = 6;
+    b.n_prompt--;
+    assert_int_equal(kvs_session_find_answer(r.s, &b, ids, 64, &n, NULL), KVS_NO);
+    b.n_prompt++;
+    assert_int_equal(kvs_session_put_answer(r.s, &a, NULL), KVS_OK); /* still queued, perhaps */
+    assert_int_equal(kvs_session_drop_answer(r.s, &b, NULL), KVS_OK);
+    assert_int_equal(kvs_session_find_answer(r.s, &b, ids, 64, &n, NULL), KVS_NO);
+    assert_int_equal(kvs_session_drop_answer(r.s, &b, NULL), KVS_NO);
+    sync_to(&r, 100, 0); /* never served as state */
+    assert_int_equal(reuse_of(r.s).n_disk, 0);
+    rig_close(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_restored),    cmocka_unit_test(test_back),
+        cmocka_unit_test(test_generations), cmocka_unit_test(test_layouts),
+        cmocka_unit_test(test_far_back),    cmocka_unit_test(test_identity),
+        cmocka_unit_test(test_damage),      cmocka_unit_test(test_no_room),
+        cmocka_unit_test(test_two),         cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_answers),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
