@@ -137,6 +137,21 @@ static void test_other_kinds(void **state)
     }
 }
 
+/* Recurrent layers go back through snapshots, borrowed ones with their donor. */
+static void test_hybrids(void **state)
+{
+    (void)state;
+    const tiny models[] = {TINY_QWEN3NEXT, TINY_MAMBA2, TINY_GEMMA4};
+    for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
+        spec_rig r;
+        spec_rig_open(&r, &models[i], 1 + (uint32_t)(i % 2));
+        kvs_sampler *s = spec_sampler(&r, i % 2 ? 0.7f : 0.0f, 3);
+        check_guesses(&r, &spec_plans[i % 2], s);
+        kvs_sampler_free(s);
+        spec_rig_close(&r);
+    }
+}
+
 /* ---- sources of drafts */
 
 static void test_ngram_drafts(void **state)
@@ -672,6 +687,7 @@ int main(void)
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_pace),
         cmocka_unit_test(test_other_vocabulary),
+        cmocka_unit_test(test_hybrids),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
