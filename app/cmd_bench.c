@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* cmd_bench.c: prompt and answer speed of a model, by plan and depth.
  *
- * A case is "pp512" (a prompt of 512 tokens into an empty session) or "tg64 @ d2048" (64 tokens one
- * by one after 2048 that are held). The tokens are pseudo-random: speed does not depend on them.
+ * A case is "pp512" (a prompt of 512 tokens into an empty session), "tg64 @ d2048" (64 tokens one
+ * by one after 2048 that are held) or "tg64 @ d0 x8" (the same of eight sequences, step by step; the
+ * speed is that of all together). The tokens are pseudo-random: speed does not depend on them.
  * The limit of an answer is what memory allows: bytes that one token must read (weights and the
  * live codes) over the read bandwidth measured first, in this run, with the same threads. */
 #include <math.h>
@@ -15,6 +16,7 @@
 #include "util.h"
 
 #define MAX_LIST   16
+#define MAX_ROWS   64u
 #define MAX_REPS   1000
 #define MAX_SERIES 6
 
@@ -30,7 +32,9 @@ typedef struct bench {
     kvs_model_info info;
     kvs_plan *plan;
     kvs_session *session;
-    list prompts, predicts, depths;
+    kvs_batch *batch;           /* where several rows are asked for */
+    kvs_session *row[MAX_ROWS]; /* row[0] is session */
+    list prompts, predicts, depths, rows;
     int32_t *tokens; /* [n_tokens] */
     size_t n_tokens;
     uint32_t n_threads;
@@ -86,6 +90,14 @@ static int parse(bench *b)
     }
     if (rc == 0) {
         rc = parse_list("n-depth", s->depths ? s->depths : "0", &b->depths);
+    }
+    if (rc == 0) {
+        rc = parse_list("rows", s->rows ? s->rows : "1", &b->rows);
+    }
+    for (size_t i = 0; rc == 0 && i < b->rows.n; i++) {
+        if (b->rows.v[i] < 1 || b->rows.v[i] > MAX_ROWS) {
+            rc = fail(EXIT_USAGE, "--rows: %u is not from 1 to %u", b->rows.v[i], MAX_ROWS);
+        }
     }
     if (rc == 0 && s->output && strcmp(s->output, "md") != 0 && strcmp(s->output, "csv") != 0 &&
         strcmp(s->output, "json") != 0) {
@@ -242,10 +254,10 @@ static void print_head(const bench *b)
 
 /* ---- measuring */
 
-static int sync_to(bench *b, size_t n)
+static int sync_to(const bench *b, kvs_session *session, size_t n)
 {
     kvs_err err = {KVS_OK, 0, "", ""};
-    kvs_status st = kvs_session_sync(b->session, b->tokens, n, NULL, &err);
+    kvs_status st = kvs_session_sync(session, b->tokens, n, NULL, &err);
     if (st == KVS_E_CANCELLED) {
         return interrupted();
     }
@@ -256,9 +268,9 @@ static int measure_prompt(bench *b, uint32_t n)
 {
     char name[48];
     for (uint32_t r = 0; r < b->s->repetitions; r++) {
-        int rc = sync_to(b, 0);
+        int rc = sync_to(b, b->session, 0);
         double t0 = now_seconds();
-        rc = rc == 0 ? sync_to(b, n) : rc;
+        rc = rc == 0 ? sync_to(b, b->session, n) : rc;
         if (rc != 0) {
             return rc;
         }
@@ -295,28 +307,54 @@ static int plot(const bench *b)
                  : fail(EXIT_USAGE, "--svg: no answer was measured (-n, -d)");
 }
 
-static int measure_answer(bench *b, uint32_t n, uint32_t depth)
+/* One token for each row. */
+static kvs_status answer_step(const bench *b, uint32_t rows, const int32_t *token, kvs_err *err)
+{
+    if (rows == 1) {
+        return kvs_session_append(b->session, token, 1, err);
+    }
+    const int32_t *tokens[MAX_ROWS];
+    kvs_batch_step e = KVS_BATCH_STEP_INIT;
+    for (uint32_t i = 0; i < rows; i++) {
+        tokens[i] = token;
+    }
+    e.n_rows = rows;
+    e.sessions = b->row;
+    e.tokens = tokens;
+    return kvs_batch_eval(b->batch, &e, err);
+}
+
+static int measure_answer(bench *b, uint32_t n, uint32_t depth, uint32_t rows)
 {
     char name[48];
+    char many[16] = "";
     kvs_err err = {KVS_OK, 0, "", ""};
     for (uint32_t r = 0; r < b->s->repetitions; r++) {
-        int rc = sync_to(b, depth);
+        int rc = 0;
+        for (uint32_t i = 0; rc == 0 && i < rows; i++) {
+            rc = sync_to(b, b->row[i], depth);
+        }
         if (rc != 0) {
             return rc;
         }
         double t0 = now_seconds();
         for (uint32_t i = 0; i < n; i++) {
-            kvs_status st = kvs_session_append(b->session, b->tokens + depth + i, 1, &err);
+            kvs_status st = answer_step(b, rows, b->tokens + depth + i, &err);
             if (st != KVS_OK || interrupted()) {
                 return st == KVS_OK ? interrupted() : fail_err(EXIT_FAILED, st, &err, NULL);
             }
         }
-        b->times[r] = n / (now_seconds() - t0);
+        b->times[r] = (double)n * rows / (now_seconds() - t0);
     }
-    (void)snprintf(name, sizeof name, "tg%u @ d%u", n, depth);
-    double bytes = (double)b->info.step_bytes + live_bytes(b, depth + n / 2);
-    print_row(b, name, b->s->repetitions, b->bandwidth / bytes);
-    add_point(b, depth, b->times[b->s->repetitions / 2]);
+    if (rows > 1) {
+        (void)snprintf(many, sizeof many, " x%u", rows);
+    }
+    (void)snprintf(name, sizeof name, "tg%u @ d%u%s", n, depth, many);
+    double bytes = (double)b->info.step_bytes + rows * live_bytes(b, depth + n / 2);
+    print_row(b, name, b->s->repetitions, rows * b->bandwidth / bytes);
+    if (rows == b->rows.v[0]) { /* one speed for each depth in the plot */
+        add_point(b, depth, b->times[b->s->repetitions / 2]);
+    }
     return 0;
 }
 
@@ -343,8 +381,32 @@ static int make_session(bench *b)
     o.plan = b->plan;
     o.block = block_of(b->s, b->plan);
     o.progress = on_progress;
-    kvs_status st = kvs_session_new(b->ctx, b->model, &o, &b->session, &err);
+    uint32_t rows = greatest(&b->rows);
+    kvs_status st = KVS_OK;
+    if (rows > 1) {
+        kvs_batch_opts bo = KVS_BATCH_OPTS_INIT;
+        bo.max_rows = rows;
+        bo.max_tokens = o.block > rows ? o.block : 0;
+        bo.n_ctx = kvs_plan_n_ctx(b->plan);
+        st = kvs_batch_new(b->ctx, b->model, &bo, &b->batch, &err);
+    }
+    for (uint32_t i = 0; st == KVS_OK && i < rows; i++) {
+        st = kvs_session_new(b->ctx, b->model, &o, &b->row[i], &err);
+        o.batch = b->batch; /* the first one has activations of its own, for long prompts */
+    }
+    b->session = b->row[0];
     return st == KVS_OK ? 0 : fail_err(EXIT_FAILED, st, &err, NULL);
+}
+
+static int measure_answers(bench *b, uint32_t depth)
+{
+    int rc = 0;
+    for (size_t i = 0; rc == 0 && i < b->predicts.n; i++) {
+        for (size_t r = 0; rc == 0 && r < b->rows.n && b->predicts.v[i] > 0; r++) {
+            rc = measure_answer(b, b->predicts.v[i], depth, b->rows.v[r]);
+        }
+    }
+    return rc;
 }
 
 static int measure_plan(bench *b)
@@ -358,11 +420,14 @@ static int measure_plan(bench *b)
         rc = b->prompts.v[i] > 0 ? measure_prompt(b, b->prompts.v[i]) : 0;
     }
     for (size_t d = 0; rc == 0 && d < b->depths.n; d++) {
-        for (size_t i = 0; rc == 0 && i < b->predicts.n; i++) {
-            rc = b->predicts.v[i] > 0 ? measure_answer(b, b->predicts.v[i], b->depths.v[d]) : 0;
-        }
+        rc = measure_answers(b, b->depths.v[d]);
     }
-    kvs_session_free(b->session);
+    for (uint32_t i = 0; i < MAX_ROWS; i++) {
+        kvs_session_free(b->row[i]);
+        b->row[i] = NULL;
+    }
+    kvs_batch_free(b->batch);
+    b->batch = NULL;
     kvs_plan_free(b->plan);
     b->session = NULL;
     b->plan = NULL;

@@ -32,6 +32,7 @@ typedef struct chat {
 typedef struct turn {
     talk_asked asked;
     size_t held, reused, recomputed;
+    kvs_spec_stats before; /* of drafts */
     id_list made;
     const char *reason;
     double prompt_s, answer_s;
@@ -70,14 +71,18 @@ static void report_json(const chat *c, const turn *t, size_t n_prompt)
 {
     kvs_session_stats st = KVS_SESSION_STATS_INIT;
     (void)kvs_session_get_stats(c->m.session, &st);
+    kvs_spec_stats d = machine_drafts(&c->m);
     (void)printf("{\"turn\":%zu,\"text\":", c->talk.n_turns);
     json_text(stdout, c->answer ? c->answer : "", c->n_answer);
     (void)printf(",\"finish\":\"%s\",\"prompt_tokens\":%zu,\"held\":%zu,\"kept\":%zu,\"exact\":%s,"
                  "\"new\":%zu,\"reused\":%zu,\"computed\":%zu,\"recomputed\":%zu,"
-                 "\"answer_tokens\":%zu,\"prompt_s\":%.4f,\"answer_s\":%.4f,\"state_bytes\":%zu",
+                 "\"answer_tokens\":%zu,\"prompt_s\":%.4f,\"answer_s\":%.4f,\"state_bytes\":%zu,"
+                 "\"drafts\":%llu,\"accepted\":%llu",
                  t->reason, n_prompt, t->held, t->asked.kept, t->asked.exact ? "true" : "false",
                  t->asked.n_new, t->reused, n_prompt - t->reused, t->recomputed, t->made.n,
-                 t->prompt_s, t->answer_s, st.state_bytes);
+                 t->prompt_s, t->answer_s, st.state_bytes,
+                 (unsigned long long)(d.n_drafts - t->before.n_drafts),
+                 (unsigned long long)(d.n_accepted - t->before.n_accepted));
     saved_json(stdout, &c->m);
     (void)fputs("}\n", stdout);
     (void)fflush(stdout);
@@ -113,6 +118,7 @@ static void report_text(const chat *c, const turn *t, size_t n_prompt)
              "tok/s]",
              n_prompt, t->reused, n_prompt - t->reused, rate(n_prompt - t->reused, t->prompt_s),
              t->made.n, rate(t->made.n, t->answer_s));
+        machine_note_drafts(&c->m);
     }
 }
 
@@ -146,6 +152,7 @@ static int answer(chat *c, turn *t)
     t->recomputed = count_recomputed(c, t);
     t0 = now_seconds();
     c->n_answer = 0;
+    t->before = machine_drafts(&c->m);
     rc = machine_answer(&c->m, emit, c, &t->made, &t->reason);
     t->answer_s = now_seconds() - t0;
     if (rc == 0) {
@@ -218,14 +225,16 @@ static int do_stats(chat *c, const char *arg)
     kvs_session_stats st = KVS_SESSION_STATS_INIT;
     (void)arg;
     (void)kvs_session_get_stats(c->m.session, &st);
+    kvs_spec_stats d = machine_drafts(&c->m);
     if (c->s->json) {
         (void)printf("{\"stats\":{\"turns\":%zu,\"prompt_tokens\":%zu,\"reused\":%zu,"
                      "\"computed\":%zu,\"recomputed\":%zu,\"answer_tokens\":%zu,"
                      "\"prompt_tok_s\":%.2f,\"answer_tok_s\":%.2f,\"tokens\":%zu,\"n_ctx\":%u,"
-                     "\"state_bytes\":%zu}}\n",
+                     "\"state_bytes\":%zu,\"drafts\":%llu,\"accepted\":%llu}}\n",
                      t->turns, t->prompt, t->reused, t->computed, t->recomputed, t->answered,
                      rate(t->computed, t->prompt_s), rate(t->answered, t->answer_s), c->talk.ids.n,
-                     st.n_ctx, st.state_bytes);
+                     st.n_ctx, st.state_bytes, (unsigned long long)d.n_drafts,
+                     (unsigned long long)d.n_accepted);
         (void)fflush(stdout);
         return 0;
     }
@@ -237,6 +246,7 @@ static int do_stats(chat *c, const char *arg)
                   t->recomputed, rate(t->computed, t->prompt_s), t->answered,
                   rate(t->answered, t->answer_s),
                   format_bytes(state, sizeof state, (double)st.state_bytes));
+    machine_note_drafts(&c->m);
     return 0;
 }
 

@@ -190,6 +190,7 @@ static void report_text(const run *r, const kvs_session_stats *st)
          1e3 * r->load_s, r->ids.n, r->prompt_s, rate(r->ids.n, r->prompt_s), r->made.n,
          r->answer_s, rate(r->made.n, r->answer_s),
          format_bytes(state, sizeof state, (double)st->state_bytes));
+    machine_note_drafts(&r->m);
 }
 
 static void report_json(const run *r, const kvs_session_stats *st)
@@ -211,7 +212,10 @@ static void report_json(const run *r, const kvs_session_stats *st)
     for (size_t i = 0; i < n; i++) {
         (void)printf("%s%d", i ? "," : "", tokens[i]);
     }
-    (void)fputs("]}\n", stdout);
+    kvs_spec_stats d = machine_drafts(&r->m);
+    (void)printf("],\"rounds\":%llu,\"drafts\":%llu,\"accepted\":%llu}\n",
+                 (unsigned long long)d.n_rounds, (unsigned long long)d.n_drafts,
+                 (unsigned long long)d.n_accepted);
 }
 
 static void run_free(run *r)

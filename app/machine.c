@@ -75,6 +75,141 @@ static int parse_bias(const settings *s, size_t n_vocab, kvs_logit_bias *out)
     return 0;
 }
 
+/* ---- tokens of an answer */
+
+typedef struct answer {
+    emit_fn emit;
+    void *user;
+    id_list *made;
+    const char **reason;
+    int rc;
+} answer;
+
+static int emit_token(machine *m, int32_t token, emit_fn emit, void *user)
+{
+    const char *text = "";
+    size_t n = 0;
+    kvs_err err = {KVS_OK, 0, "", ""};
+    kvs_status st = kvs_detok_put(m->detok, token, &text, &n, &err);
+    return st == KVS_OK ? emit(user, text, n) : fail_err(EXIT_FAILED, st, &err, NULL);
+}
+
+/* The next token of the answer; what the session is to do with it (KVS_SPEC_*). The last one of an
+ * answer is not computed. */
+static int take_token(machine *m, answer *a, int32_t token)
+{
+    const kvs_tokenizer *tok = kvs_model_tokenizer(m->model);
+    if (kvs_tokenizer_attr(tok, token) & KVS_TOKEN_EOG && !m->s->ignore_eos) {
+        *a->reason = "end";
+        return KVS_SPEC_DROP;
+    }
+    a->rc = emit_token(m, token, a->emit, a->user);
+    if (a->rc == 0) {
+        a->rc = ids_add(a->made, &token, 1);
+    }
+    if (a->rc != 0) {
+        return KVS_SPEC_DROP;
+    }
+    if (m->s->n_predict > 0 && a->made->n >= m->s->n_predict) {
+        *a->reason = "length";
+        return KVS_SPEC_DROP;
+    }
+    if (m->progress_prompt) {
+        saved_progress(m, m->progress_prompt, a->made);
+    }
+    return KVS_SPEC_GO;
+}
+
+static int on_token(void *user, int32_t token)
+{
+    machine *m = user;
+    if (interrupted()) {
+        *m->answer->reason = "interrupted";
+        return KVS_SPEC_DROP;
+    }
+    return take_token(m, m->answer, token);
+}
+
+/* ---- drafts */
+
+/* "ngram" or "ngram:N"; false: a file. */
+static bool parse_ngram(const char *how, uint32_t *least, int *rc)
+{
+    *least = 0;
+    *rc = 0;
+    if (strcmp(how, "ngram") == 0) {
+        return true;
+    }
+    if (strncmp(how, "ngram:", 6) != 0) {
+        return false;
+    }
+    char *end = NULL;
+    unsigned long n = strtoul(how + 6, &end, 10);
+    if (how[6] < '0' || how[6] > '9' || *end != '\0' || n < 1 || n > 32) {
+        *rc = fail(EXIT_USAGE, "--draft: \"%s\": N of ngram:N is a whole number from 1 to 32", how);
+    }
+    *least = (uint32_t)n;
+    return true;
+}
+
+static int open_draft_model(machine *m, const char *path)
+{
+    if (m->draft_model) { /* the sampler was made anew */
+        return 0;
+    }
+    settings other = *m->s;
+    other.model = path;
+    return open_model(&other, m->ctx, 0, &m->draft_model);
+}
+
+static int make_drafts(machine *m)
+{
+    const settings *s = m->s;
+    const char *how = s->draft ? s->draft : s->draft_model;
+    kvs_spec_opts o = KVS_SPEC_OPTS_INIT;
+    kvs_err err = {KVS_OK, 0, "", ""};
+    int rc = 0;
+    if (s->draft && s->draft_model) {
+        return fail(EXIT_USAGE, "--draft and --draft-model; give one");
+    }
+    if (!how) {
+        return s->draft_max ? fail(EXIT_USAGE, "--draft-max needs --draft or --draft-model") : 0;
+    }
+    if (!s->draft || !parse_ngram(how, &o.ngram, &rc)) {
+        rc = open_draft_model(m, how);
+    }
+    if (rc != 0) {
+        return rc;
+    }
+    o.draft_model = m->draft_model;
+    o.max_drafts = s->draft_max;
+    o.sampler = m->sampler;
+    o.on_token = on_token;
+    o.user = m;
+    kvs_status st = kvs_spec_new(m->session, &o, &m->spec, &err);
+    return st == KVS_OK ? 0 : fail_err(EXIT_USAGE, st, &err, NULL);
+}
+
+kvs_spec_stats machine_drafts(const machine *m)
+{
+    kvs_spec_stats st = KVS_SPEC_STATS_INIT;
+    if (m->spec) {
+        (void)kvs_spec_get_stats(m->spec, &st);
+    }
+    return st;
+}
+
+void machine_note_drafts(const machine *m)
+{
+    kvs_spec_stats st = machine_drafts(m);
+    if (m->spec && st.n_rounds > 0) {
+        note(m->s, "drafts: %llu of %llu accepted (%.0f %%), %.2f tokens a step",
+             (unsigned long long)st.n_accepted, (unsigned long long)st.n_drafts,
+             100.0 * rate(st.n_accepted, (double)st.n_drafts),
+             rate(st.n_tokens, (double)st.n_rounds));
+    }
+}
+
 int machine_sampler(machine *m)
 {
     const settings *s = m->s;
@@ -98,10 +233,12 @@ int machine_sampler(machine *m)
     o.bias = bias;
     o.n_bias = s->n_bias;
     kvs_err err = {KVS_OK, 0, "", ""};
+    kvs_spec_free(m->spec);
+    m->spec = NULL;
     kvs_sampler_free(m->sampler);
     m->sampler = NULL;
     kvs_status st = kvs_sampler_new(m->ctx, &o, info.n_vocab, &m->sampler, &err);
-    return st == KVS_OK ? 0 : fail_err(EXIT_USAGE, st, &err, NULL);
+    return st == KVS_OK ? make_drafts(m) : fail_err(EXIT_USAGE, st, &err, NULL);
 }
 
 static int make_session(machine *m)
@@ -162,9 +299,11 @@ int machine_open(machine *m, settings *s)
 void machine_close(machine *m)
 {
     kvs_detok_free(m->detok);
+    kvs_spec_free(m->spec);
     kvs_sampler_free(m->sampler);
     kvs_session_free(m->session);
     kvs_plan_free(m->plan);
+    kvs_model_close(m->draft_model);
     kvs_model_close(m->model);
     kvs_ctx_free(m->ctx);
 }
@@ -199,64 +338,58 @@ int machine_append(machine *m, const id_list *ids, const char **reason)
     return computed(m, st, &err, reason);
 }
 
-static int emit_token(machine *m, int32_t token, emit_fn emit, void *user)
+/* One token after another: it is the context's end, or a failure. */
+static int append_failed(kvs_status st, const kvs_err *err, const char **reason)
 {
-    const char *text = "";
-    size_t n = 0;
-    kvs_err err = {KVS_OK, 0, "", ""};
-    kvs_status st = kvs_detok_put(m->detok, token, &text, &n, &err);
-    return st == KVS_OK ? emit(user, text, n) : fail_err(EXIT_FAILED, st, &err, NULL);
-}
-
-/* A token that was picked: *reason where it was the last. */
-static int take(machine *m, int32_t token, emit_fn emit, void *user, id_list *made,
-                const char **reason)
-{
-    const kvs_tokenizer *tok = kvs_model_tokenizer(m->model);
-    kvs_err err = {KVS_OK, 0, "", ""};
-    if (kvs_tokenizer_attr(tok, token) & KVS_TOKEN_EOG && !m->s->ignore_eos) {
-        *reason = "end";
-        return 0;
-    }
-    int rc = emit_token(m, token, emit, user);
-    if (rc == 0) {
-        rc = ids_add(made, &token, 1);
-    }
-    if (rc != 0) {
-        return rc;
-    }
-    if (m->s->n_predict > 0 && made->n >= m->s->n_predict) {
-        *reason = "length";
-        return 0;
-    }
-    if (m->progress_prompt) {
-        saved_progress(m, m->progress_prompt, made);
-    }
-    kvs_status st = kvs_session_append(m->session, &token, 1, &err);
     if (st == KVS_E_LIMIT) {
         *reason = "context";
         return 0;
     }
-    return st == KVS_OK ? 0 : fail_err(EXIT_FAILED, st, &err, NULL);
+    return fail_err(EXIT_FAILED, st, err, NULL);
 }
 
-static int step(machine *m, emit_fn emit, void *user, id_list *made, const char **reason)
+/* One token; *reason where it was the last. */
+static int step(machine *m, answer *a)
 {
     kvs_err err = {KVS_OK, 0, "", ""};
     int32_t token = 0;
     kvs_status st = kvs_session_sample(m->session, m->sampler, &token, &err);
-    return st == KVS_OK ? take(m, token, emit, user, made, reason)
-                        : fail_err(EXIT_FAILED, st, &err, NULL);
+    if (st != KVS_OK) {
+        return fail_err(EXIT_FAILED, st, &err, NULL);
+    }
+    if (take_token(m, a, token) != KVS_SPEC_GO) {
+        return a->rc;
+    }
+    st = kvs_session_append(m->session, &token, 1, &err);
+    return st == KVS_OK ? 0 : append_failed(st, &err, a->reason);
+}
+
+/* As many as a round of drafts yields. */
+static int draft_step(machine *m, answer *a)
+{
+    kvs_err err = {KVS_OK, 0, "", ""};
+    m->answer = a;
+    kvs_status st = kvs_spec_next(m->spec, &err);
+    m->answer = NULL;
+    if (a->rc != 0 || st == KVS_OK || st == KVS_NO) {
+        return a->rc;
+    }
+    if (st == KVS_E_CANCELLED) {
+        *a->reason = "interrupted";
+        return 0;
+    }
+    return append_failed(st, &err, a->reason);
 }
 
 int machine_answer(machine *m, emit_fn emit, void *user, id_list *made, const char **reason)
 {
     int rc = 0;
+    answer a = {emit, user, made, reason, 0};
     while (rc == 0 && !*reason) {
         if (interrupted()) {
             *reason = "interrupted";
         } else {
-            rc = step(m, emit, user, made, reason);
+            rc = m->spec ? draft_step(m, &a) : step(m, &a);
         }
     }
     const char *rest = "";

@@ -22,6 +22,9 @@ typedef struct machine {
     kvs_session *session;
     kvs_sampler *sampler;
     kvs_detok *detok;
+    kvs_model *draft_model;
+    kvs_spec *spec;        /* NULL: no drafts */
+    struct answer *answer; /* while spec is at work */
     uint64_t seed;
     bool progress_shown;
     /* saved.c */
@@ -32,7 +35,7 @@ typedef struct machine {
     const id_list *progress_prompt; /* of the answer that is kept; NULL: none is */
 } machine;
 
-/* All but the sampler, which machine_sampler makes. What is half made machine_close takes too. */
+/* All but the sampler and the drafts, which machine_sampler makes. What is half made machine_close takes too. */
 int machine_open(machine *m, settings *s);
 int machine_sampler(machine *m);
 void machine_close(machine *m);
@@ -51,6 +54,11 @@ int machine_answer(machine *m, emit_fn emit, void *user, id_list *made, const ch
  * with the seed of then. */
 int machine_resume(machine *m, const id_list *prompt, emit_fn emit, void *user, id_list *made,
                    const char **reason);
+
+/* What became of drafts since the machine was opened: zeros without any. */
+kvs_spec_stats machine_drafts(const machine *m);
+/* One line on standard error, where there were drafts. */
+void machine_note_drafts(const machine *m);
 
 double rate(size_t n, double seconds);
 

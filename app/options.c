@@ -62,6 +62,15 @@ const option_def option_table[] = {
      OPT_LIST, F(bias), 0, 0},
     {"s|seed", "N", "of the draw; without it each run differs", CMD_TEXT, OPT_SEED, F(seed), 0, 0},
 
+    {"draft", "HOW",
+     "draft tokens and verify several in a step: ngram (what followed the same 3 tokens before), "
+     "ngram:N, or a smaller model of the same vocabulary; the text stays the same",
+     CMD_TEXT, OPT_TEXT, F(draft), 0, 0},
+    {"md|draft-model|model-draft", "FILE", "as --draft FILE", CMD_TEXT, OPT_TEXT, F(draft_model), 0,
+     0},
+    {"draft-max|draft-n|spec-draft-n-max", "N", "most drafts of a step [8]", CMD_TEXT, OPT_U32,
+     F(draft_max), 1, 255},
+
     {"c|ctx-size", "N", "most tokens of prompt and answer, 0: the model's [0]", CMD_ALL, OPT_U32,
      F(ctx_size), 0, U31},
     {"kv", "PLAN",
@@ -99,6 +108,8 @@ const option_def option_table[] = {
     {"n|n-gen", "LIST", "answer lengths [64]", CMD_BENCH, OPT_TEXT, F(predicts), 0, 0},
     {"d|n-depth", "LIST", "tokens held before the measurement [0]", CMD_BENCH, OPT_TEXT, F(depths),
      0, 0},
+    {"rows", "LIST", "sequences that answer together, each with its own state [1]", CMD_BENCH,
+     OPT_TEXT, F(rows), 0, 0},
     {"r|repetitions", "N", "[3]", CMD_BENCH, OPT_U32, F(repetitions), 1, 1000},
     {"o|output", "FORM", "md, csv or json [md]", CMD_BENCH, OPT_TEXT, F(output), 0, 0},
 

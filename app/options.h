@@ -71,7 +71,12 @@ typedef struct settings {
     uint32_t n_bias;
     uint64_t seed;
     bool seed_given;
+    /* drafts */
+    const char *draft; /* "ngram", "ngram:N" or a model; NULL: none */
+    const char *draft_model;
+    uint32_t draft_max; /* 0: the library's */
     /* bench */
+    const char *rows;
     const char *prompts;
     const char *predicts;
     const char *depths;

@@ -64,7 +64,7 @@ typedef struct peer_case {
 
 /* Tokens/s of the runs of a case; how many there are. Its usual warm-up is left out where the
  * prompt is long: it is a run of the whole prompt, and first touches are lost in that length. */
-static size_t peer_rates(const peer_case *c, double *rates, size_t most)
+__attribute__((unused)) static size_t peer_rates(const peer_case *c, double *rates, size_t most)
 {
     static char text[16384];
     char exe[512];

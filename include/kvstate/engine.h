@@ -3,6 +3,7 @@
 #ifndef KVSTATE_ENGINE_H
 #define KVSTATE_ENGINE_H
 
+#include "kvstate/batch.h"
 #include "kvstate/kvstate.h"
 #include "kvstate/interchange.h"
 #include "kvstate/model.h"
@@ -10,6 +11,7 @@
 #include "kvstate/plan.h"
 #include "kvstate/sampler.h"
 #include "kvstate/session.h"
+#include "kvstate/speculate.h"
 #include "kvstate/template.h"
 #include "kvstate/tokenizer.h"
 

@@ -17,6 +17,8 @@ extern "C" {
 /* Asked between blocks of a long prompt; non-zero stops with KVS_E_CANCELLED. */
 typedef int (*kvs_progress_fn)(void *user, size_t n_done, size_t n_total);
 
+typedef struct kvs_batch kvs_batch; /* batch.h */
+
 typedef struct kvs_session_opts {
     size_t struct_size;
     const kvs_plan *plan; /* NULL: f16, the model's context; read by kvs_session_new only */
@@ -25,10 +27,11 @@ typedef struct kvs_session_opts {
     kvs_progress_fn progress;
     void *progress_user;
     kvs_pages *pages; /* of a paged plan, with its block size; NULL: one of the session's own */
+    kvs_batch *batch; /* whose activations it computes in; NULL: its own */
 } kvs_session_opts;
 #define KVS_SESSION_OPTS_INIT                                                                      \
     {                                                                                              \
-        sizeof(kvs_session_opts), NULL, 0, 0, NULL, NULL, NULL                                     \
+        sizeof(kvs_session_opts), NULL, 0, 0, NULL, NULL, NULL, NULL                               \
     }
 
 /* One thread at a time. Freed before its context and model. */

@@ -7,6 +7,9 @@
 
 #include "engine/block.h"
 #include "kern/math.h"
+#include "state/many.h"
+
+#define READS 64u /* rows whose reads go to the pool together */
 
 typedef struct widths {
     size_t q, k, v, out; /* q: with the gates; k, v: 0 where they are borrowed */
@@ -124,32 +127,52 @@ static void finish_out(const void *arg, size_t t)
     add_bias(j, j->g->h + t * j->g->net->d_model, j->l->bo, j->g->net->d_model);
 }
 
-/* One row's tokens, the first of which is `at` in the step, into its cache; then the queries of
- * those that go on, into out from `to`. */
-static kvs_status use_cache(const job *j, uint32_t layer, const kvs__graph_row *row, uint32_t skip,
-                            size_t at, size_t to, kvs_err *err)
+/* One row's tokens, the first of which is `at` in the step, into its cache. */
+static kvs_status append(const job *j, uint32_t layer, const kvs__graph_row *row, size_t at,
+                         kvs_err *err)
 {
-    kvs_status st = KVS_OK;
-    if (!j->l->borrows) { /* else the donor, a lower layer, holds this step's tokens by now */
-        kvs_kv kv = KVS_KV_INIT;
-        kv.n_tokens = row->n;
-        kv.k = j->k + at * j->w.k;
-        kv.v = j->v + at * j->w.v;
-        st = kvs_cache_append(row->cache, layer, &kv, err);
+    if (j->l->borrows) { /* the donor, a lower layer, holds this step's tokens by now */
+        return KVS_OK;
     }
-    if (st != KVS_OK || skip == row->n) {
-        return st;
+    kvs_kv kv = KVS_KV_INIT;
+    kv.n_tokens = row->n;
+    kv.k = j->k + at * j->w.k;
+    kv.v = j->v + at * j->w.v;
+    return kvs_cache_append(row->cache, layer, &kv, err);
+}
+
+/* READS rows at a time: appends, then the queries of tokens that go on. */
+static kvs_status use_caches(const job *j, uint32_t layer, const kvs__step *step, kvs_err *err)
+{
+    kvs__read reads[READS];
+    kvs_attend like = KVS_ATTEND_INIT;
+    like.n_q_heads = j->l->n_heads;
+    like.q_token_stride = j->w.q;
+    like.q_head_stride = j->w.q_head;
+    like.scale = j->l->attn_scale;
+    like.softcap = j->g->net->attn_softcap;
+    size_t from = 0;
+    size_t to = 0;
+    uint32_t n = 0;
+    for (uint32_t r = 0; r < step->n_rows; r++) {
+        const kvs__graph_row *row = &step->rows[r];
+        uint32_t skip = kvs__step_skip(step, r);
+        kvs_status st = append(j, layer, row, from, err);
+        if (st == KVS_OK && skip < row->n) {
+            reads[n++] = (kvs__read){row->cache, row->n - skip, j->q + (from + skip) * j->w.q,
+                                     j->out + to * j->w.out};
+        }
+        if (st == KVS_OK && (n == READS || r + 1 == step->n_rows)) {
+            st = kvs__attend_many(j->g->ctx, layer, &like, reads, n, err);
+            n = 0;
+        }
+        if (st != KVS_OK) {
+            return st;
+        }
+        from += row->n;
+        to += row->n - skip;
     }
-    kvs_attend a = KVS_ATTEND_INIT;
-    a.n_queries = row->n - skip;
-    a.n_q_heads = j->l->n_heads;
-    a.q = j->q + (at + skip) * j->w.q;
-    a.q_token_stride = j->w.q;
-    a.q_head_stride = j->w.q_head;
-    a.out = j->out + to * j->w.out;
-    a.scale = j->l->attn_scale;
-    a.softcap = j->g->net->attn_softcap;
-    return kvs_cache_attend(row->cache, layer, &a, err);
+    return KVS_OK;
 }
 
 static kvs_status run(kvs__graph *g, uint32_t layer, const kvs__step *step, kvs_err *err)
@@ -168,15 +191,7 @@ static kvs_status run(kvs__graph *g, uint32_t layer, const kvs__step *step, kvs_
     };
     kvs__graph_multiply(g, qkv, l->borrows ? 1 : l->same_kv ? 2 : 3, g->h, step->n_tokens);
     kvs__graph_each(g, finish_token, &j, step->n_tokens);
-    size_t from = 0;
-    size_t to = 0;
-    kvs_status st = KVS_OK;
-    for (uint32_t r = 0; st == KVS_OK && r < step->n_rows; r++) {
-        uint32_t skip = kvs__step_skip(step, r);
-        st = use_cache(&j, layer, &step->rows[r], skip, from, to, err);
-        from += step->rows[r].n;
-        to += step->rows[r].n - skip;
-    }
+    kvs_status st = use_caches(&j, layer, step, err);
     if (st == KVS_OK && l->gated) {
         kvs__graph_each(g, gate_out, &j, step->n_out);
     }

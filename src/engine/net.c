@@ -278,7 +278,8 @@ static kvs_status load_layer(kvs_model *m, uint32_t i, kvs_err *err)
     if (st != KVS_OK || l->ffn == KVS__FFN_NONE) {
         return st;
     }
-    bool moe = parts & KVS__PART_EXPERTS && kvs__has_part(m, i, "ffn_gate_inp.weight");
+    bool moe =
+        parts & KVS__PART_EXPERTS && l->moe.n > 0 && kvs__has_part(m, i, "ffn_gate_inp.weight");
     return moe ? load_moe(m, i, err) : load_dense(m, i, err);
 }
 
@@ -353,7 +354,7 @@ static kvs_status load_ends(kvs_model *m, kvs_err *err)
     if (st != KVS_OK) {
         return st;
     }
-    if (net->embed.n > INT32_MAX) {
+    if (net->embed.n == 0 || net->embed.n > INT32_MAX) {
         return kvs__fail(err, KVS_E_FORMAT, "engine", "token_embd.weight has %zu rows",
                          net->embed.n);
     }

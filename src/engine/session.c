@@ -1,47 +1,15 @@
 /* SPDX-License-Identifier: MIT */
-/* session.c: the tokens of one sequence and the decision what to reuse (session.h).
- *
- * I1  tokens[0 .. n_tokens) are exactly what every layer of the cache holds.
- * I2  has_logits: `logits` are those after token n_tokens - 1.
- * A block that fails half way is taken back from the layers that have it, so I1 holds after every
- * call. Should that be impossible the session latches broken. */
-#include "kvstate/session.h"
+/* session.c: the tokens of one sequence and the decision what to reuse (session.h, session_priv.h).
+ */
+#include "engine/session_priv.h"
 
 #include <string.h>
 
-#include "engine/graph.h"
-#include "engine/net.h"
 #include "engine/persist.h"
 #include "kvstate/interchange.h"
 
-/* Activations of a block stay within this, which leaves room for the rest in the budget of 32 MiB
- * beyond weights and state. Blocks above 512 gain nothing. */
-#define ACTIVATION_BYTES ((size_t)12 << 20)
-#define MAX_BLOCK        512u
 /* Rows of logits computed together when many are asked for: bounded by bytes, not by the request. */
 #define LOGIT_BYTES ((size_t)8 << 20)
-
-struct kvs_session {
-    kvs_ctx *ctx;
-    const kvs_model *model;
-    kvs_session_opts opts;
-    kvs_cache *cache;
-    kvs__graph *graph;
-    uint32_t n_ctx;
-    uint32_t block;
-    uint32_t logit_rows;
-    size_t n_vocab;
-    int32_t *tokens; /* [n_ctx] */
-    size_t n_tokens;
-    size_t n_unknown; /* of them, the first ones: -1, from a file that did not tell them */
-    float *logits;    /* [logit_rows][n_vocab]; the newest in row 0 */
-    size_t logit_cap;
-    bool has_logits;
-    bool broken;
-    uint64_t n_computed;
-    uint64_t n_reused;
-    kvs__persist *persist; /* NULL: no store */
-};
 
 /* ---- making */
 
@@ -52,7 +20,40 @@ static kvs_status make_cache(kvs_session *s, const kvs_plan *plan, kvs_err *err)
     o.layers = kvs_plan_layer(plan, 0);
     o.pages = s->opts.pages;
     o.block_tokens = kvs_plan_kv_block(plan);
-    return kvs_cache_new(s->ctx, &o, &s->cache, err);
+    kvs_cache *cache = NULL;
+    kvs_status st = kvs_cache_new(s->ctx, &o, &cache, err);
+    if (st == KVS_OK) {
+        st = kvs_rows_merge(s->ctx, &cache, 1, &s->rows, err);
+    }
+    if (st != KVS_OK) {
+        kvs_cache_free(cache);
+        return st;
+    }
+    s->cache = cache;
+    return KVS_OK;
+}
+
+/* The activations: its own, or the batch's. */
+static kvs_status make_graph(kvs_session *s, kvs_err *err)
+{
+    const kvs_batch *b = s->opts.batch;
+    if (!b) {
+        return kvs__graph_new(s->ctx, &s->model->net, s->block, s->n_ctx, &s->graph, err);
+    }
+    s->graph = b->graph;
+    return kvs__batch_fits(b, s, 0, err);
+}
+
+static uint32_t choose_block(const kvs_session *s, uint32_t most)
+{
+    if (s->opts.block) {
+        return s->opts.block;
+    }
+    most = most < KVS__MAX_BLOCK ? most : KVS__MAX_BLOCK;
+    if (s->opts.batch) {
+        return most < s->opts.batch->max_tokens ? most : s->opts.batch->max_tokens;
+    }
+    return kvs__graph_block(&s->model->net, KVS__ACTIVATION_BYTES, most);
 }
 
 static bool same_state(const kvs_recurrent_spec *a, const kvs_recurrent_spec *b)
@@ -95,13 +96,15 @@ static kvs_status build(kvs_session *s, const kvs_plan *plan, kvs_err *err)
         return kvs__fail(err, KVS_E_RANGE, "engine", "block %u is above the plan's max_block %u",
                          s->opts.block, most);
     }
-    s->block = s->opts.block
-                   ? s->opts.block
-                   : kvs__graph_block(net, ACTIVATION_BYTES, most < MAX_BLOCK ? most : MAX_BLOCK);
+    if (s->opts.batch && s->opts.block > s->opts.batch->max_tokens) {
+        return kvs__fail(err, KVS_E_RANGE, "engine", "block %u is above the batch's max_tokens %u",
+                         s->opts.block, s->opts.batch->max_tokens);
+    }
+    s->block = choose_block(s, most);
     s->logit_rows = 1;
     st = make_cache(s, plan, err);
     if (st == KVS_OK) {
-        st = kvs__graph_new(s->ctx, net, s->block, s->n_ctx, &s->graph, err);
+        st = make_graph(s, err);
     }
     if (st != KVS_OK) {
         return st;
@@ -160,8 +163,10 @@ void kvs_session_free(kvs_session *s)
         return;
     }
     kvs__persist_free(s->persist);
-    kvs_cache_free(s->cache);
-    kvs__graph_free(s->graph);
+    kvs_rows_free(s->rows);
+    if (!s->opts.batch) {
+        kvs__graph_free(s->graph);
+    }
     kvs__free(s->ctx, s->tokens, s->n_ctx * sizeof *s->tokens);
     kvs__free(s->ctx, s->logits, s->logit_cap * sizeof *s->logits);
     kvs__free(s->ctx, s, sizeof *s);
@@ -169,8 +174,8 @@ void kvs_session_free(kvs_session *s)
 
 /* ---- computing */
 
-static kvs_status check_tokens(const kvs_session *s, const int32_t *tokens, size_t n, size_t held,
-                               kvs_err *err)
+kvs_status kvs__session_check(const kvs_session *s, const int32_t *tokens, size_t n, size_t held,
+                              kvs_err *err)
 {
     if (s->broken) {
         return kvs__fail(err, KVS_E_BROKEN, "engine",
@@ -195,8 +200,7 @@ static kvs_status check_tokens(const kvs_session *s, const int32_t *tokens, size
     return KVS_OK;
 }
 
-/* Takes back what a failed block left in some layers. */
-static void undo_block(kvs_session *s)
+void kvs__session_undo(kvs_session *s)
 {
     for (uint32_t i = 0; i < kvs_cache_n_layers(s->cache); i++) {
         uint64_t extra = (uint64_t)kvs_cache_length(s->cache, i) - s->n_tokens;
@@ -205,6 +209,18 @@ static void undo_block(kvs_session *s)
         }
     }
     kvs__persist_cut(s->persist, s->n_tokens);
+}
+
+void kvs__session_took(kvs_session *s, const int32_t *tokens, size_t n, const float *logits)
+{
+    memmove(s->tokens + s->n_tokens, tokens, n * sizeof *tokens);
+    s->n_tokens += n;
+    s->n_computed += n;
+    kvs__persist_after(s->persist, s->tokens, s->n_tokens, (uint32_t)n);
+    s->has_logits = logits != NULL;
+    if (logits && logits != s->logits) {
+        memcpy(s->logits, logits, s->n_vocab * sizeof *logits);
+    }
 }
 
 /* Rows of logits wanted from a block: [first, n). */
@@ -247,13 +263,10 @@ static kvs_status run_block(kvs_session *s, const int32_t *tokens, uint32_t n, c
     s->has_logits = false;
     st = kvs__graph_run(s->graph, &row, 1, err);
     if (st != KVS_OK) {
-        undo_block(s);
+        kvs__session_undo(s);
         return st;
     }
-    memmove(s->tokens + s->n_tokens, tokens, n * sizeof *tokens);
-    s->n_tokens += n;
-    s->n_computed += n;
-    kvs__persist_after(s->persist, s->tokens, s->n_tokens, n);
+    kvs__session_took(s, tokens, n, NULL);
     if (deliver(s, &row, w)) {
         return kvs__fail(err, KVS_E_CANCELLED, "engine", "stopped after token %zu", s->n_tokens);
     }
@@ -283,8 +296,7 @@ static kvs_status run_blocks(kvs_session *s, const kvs_eval *e, kvs_err *err)
     return KVS_OK;
 }
 
-/* Room for several rows of logits at once, where the caller wants many. */
-static kvs_status grow_logits(kvs_session *s, size_t rows, kvs_err *err)
+kvs_status kvs__session_grow_logits(kvs_session *s, size_t rows, kvs_err *err)
 {
     size_t fit = LOGIT_BYTES / (s->n_vocab * sizeof *s->logits);
     rows = rows < fit ? rows : fit;
@@ -312,10 +324,10 @@ kvs_status kvs_session_eval(kvs_session *s, const kvs_eval *eval, kvs_err *err)
     kvs_eval e = KVS_EVAL_INIT;
     kvs_status st = kvs__opts_read(&e, sizeof e, eval, "kvs_eval", err);
     if (st == KVS_OK) {
-        st = check_tokens(s, e.tokens, e.n_tokens, s->n_tokens, err);
+        st = kvs__session_check(s, e.tokens, e.n_tokens, s->n_tokens, err);
     }
     if (st == KVS_OK && e.on_logits && e.logits_from < e.n_tokens) {
-        st = grow_logits(s, e.n_tokens - e.logits_from, err);
+        st = kvs__session_grow_logits(s, e.n_tokens - e.logits_from, err);
     }
     return st == KVS_OK && e.n_tokens > 0 ? run_blocks(s, &e, err) : st;
 }
@@ -374,6 +386,30 @@ static kvs_status cut(kvs_session *s, size_t keep, kvs_err *err)
     return st;
 }
 
+static int no_logits(void *user, int64_t pos, const float *logits, size_t n_vocab)
+{
+    (void)user;
+    (void)pos;
+    (void)logits;
+    (void)n_vocab;
+    return 0;
+}
+
+kvs_status kvs__session_goto(kvs_session *s, const int32_t *tokens, size_t n, kvs_err *err)
+{
+    kvs_status st = kvs__session_check(s, tokens, n, 0, err);
+    st = st == KVS_OK ? cut(s, can_keep(s, common_prefix(s, tokens, n)), err) : st;
+    if (st != KVS_OK || n == s->n_tokens) {
+        return st;
+    }
+    kvs_eval e = KVS_EVAL_INIT;
+    e.tokens = tokens + s->n_tokens;
+    e.n_tokens = n - s->n_tokens;
+    e.logits_from = e.n_tokens;
+    e.on_logits = no_logits;
+    return run_blocks(s, &e, err);
+}
+
 /* Takes the session to a prefix of tokens[0 .. n): what is held, or more from the store. */
 static kvs_status prepare(kvs_session *s, const int32_t *tokens, size_t n, kvs_err *err)
 {
@@ -406,7 +442,7 @@ kvs_status kvs_session_sync(kvs_session *s, const int32_t *tokens, size_t n, siz
     if (!s) {
         return kvs__fail(err, KVS_E_INVAL, "engine", "session is NULL");
     }
-    kvs_status st = check_tokens(s, tokens, n, 0, err);
+    kvs_status st = kvs__session_check(s, tokens, n, 0, err);
     st = st == KVS_OK ? prepare(s, tokens, n, err) : st;
     if (st != KVS_OK) {
         return st;
@@ -437,7 +473,7 @@ static kvs_status take_tokens(kvs_session *s, const kvs_prompt_cache *file, uint
         s->tokens[i] = -1;
     }
     if (st == KVS_OK) {
-        st = check_tokens(s, s->tokens, n, 0, err);
+        st = kvs__session_check(s, s->tokens, n, 0, err);
     }
     s->n_unknown = st == KVS_NO ? n : 0;
     return st == KVS_NO ? KVS_OK : st;
@@ -469,7 +505,7 @@ kvs_status kvs_session_load_prompt_cache(kvs_session *s, const kvs_prompt_cache 
     if (!s || !file) {
         return kvs__fail(err, KVS_E_INVAL, "engine", "session or file is NULL");
     }
-    kvs_status st = check_tokens(s, NULL, 0, 0, err);
+    kvs_status st = kvs__session_check(s, NULL, 0, 0, err);
     st = st == KVS_OK ? cut(s, 0, err) : st;
     st = st == KVS_OK ? kvs_prompt_cache_load(file, row, s->cache, err) : st;
     if (st != KVS_OK) {
@@ -534,8 +570,9 @@ kvs_status kvs_session_get_stats(const kvs_session *s, kvs_session_stats *out)
     r.n_computed = s->n_computed;
     r.n_reused = s->n_reused;
     r.state_bytes = kvs_cache_bytes(s->cache, KVS_ALL_LAYERS);
-    r.scratch_bytes = kvs__graph_bytes(s->graph) + kvs__ctx_scratch_bytes(s->ctx) +
-                      s->logit_cap * sizeof *s->logits + s->n_ctx * sizeof *s->tokens;
+    r.scratch_bytes = (s->opts.batch ? 0 : kvs__graph_bytes(s->graph)) +
+                      kvs__ctx_scratch_bytes(s->ctx) + s->logit_cap * sizeof *s->logits +
+                      s->n_ctx * sizeof *s->tokens;
     return kvs__stats_write(out, &r, sizeof r);
 }
 

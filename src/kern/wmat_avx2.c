@@ -15,6 +15,7 @@ typedef __m256 vec;
 #define TILE_R       2u
 #define TILE_C       6u
 #define FUSED_MAX    4u
+#define FUSED_MOST   4u
 #define FUSED_SHARED 0
 #define FUSED_MORE(T, parts, bytes)
 #define FUSED_MORE_OPS(T)

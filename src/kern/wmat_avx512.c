@@ -7,22 +7,28 @@
 #include "kern/wmat_x86.h"
 
 typedef __m512 vec;
-#define VL                          16u
-#define vload                       _mm512_loadu_ps
-#define vstore                      _mm512_storeu_ps
-#define vzero                       _mm512_setzero_ps
-#define vfma                        _mm512_fmadd_ps
-#define TILE_R                      6u
-#define TILE_C                      4u
-#define FUSED_MAX                   8u
-#define FUSED_SHARED                1
-#define FUSED_COLS_1                4
-#define FUSED_COLS_2                4
-#define FUSED_COLS_3                4
-#define FUSED_COLS_4                4
-#define FUSED_COLS_8                2
-#define FUSED_MORE(T, parts, bytes) FUSED_FN(T, parts, bytes, 8)
-#define FUSED_MORE_OPS(T)           , fused_##T##_8
+#define VL           16u
+#define vload        _mm512_loadu_ps
+#define vstore       _mm512_storeu_ps
+#define vzero        _mm512_setzero_ps
+#define vfma         _mm512_fmadd_ps
+#define TILE_R       6u
+#define TILE_C       4u
+#define FUSED_MAX    8u
+#define FUSED_MOST   16u
+#define FUSED_SHARED 1
+#define FUSED_COLS_1 4
+#define FUSED_COLS_2 4
+#define FUSED_COLS_3 4
+#define FUSED_COLS_4 2
+#define FUSED_COLS_5 2
+#define FUSED_COLS_6 2
+#define FUSED_COLS_7 2
+#define FUSED_COLS_8 2
+#define FUSED_MORE(T, parts, bytes)                                                                \
+    FUSED_FN(T, parts, bytes, 5)                                                                   \
+    FUSED_FN(T, parts, bytes, 6) FUSED_FN(T, parts, bytes, 7) FUSED_FN(T, parts, bytes, 8)
+#define FUSED_MORE_OPS(T) , fused_##T##_5, fused_##T##_6, fused_##T##_7, fused_##T##_8
 
 #define TILE_STEP(a, xs, ldx, w, rows)                                                             \
     do {                                                                                           \
@@ -154,14 +160,18 @@ XI void scale_offset(const uint8_t *b, vec *d, vec *m)
     *m = _mm512_movehdup_ps(dm);
 }
 
+/* Scale and minimum go through memory: a load broadcasts for free, where shuffles would take turns
+ * with fma at a port. Eight rows of x: 95 -> 103 Gmac/s (Zen 5, one core). */
+XI void hdr_q4_1_512(const uint8_t *b, float *h)
+{
+    _mm_storeu_ps(h, _mm_cvtph_ps(_mm_cvtsi32_si128((int)ld32(b))));
+    __asm__("" : "+m"(*(float(*)[4])h));
+}
+
 XI void dec_q4_1(const uint8_t *b, const float *h, unsigned s, vec *v)
 {
-    (void)h;
     (void)s;
-    vec d;
-    vec m;
-    scale_offset(b, &d, &m);
-    vec table = _mm512_fmadd_ps(d, iota(), m);
+    vec table = _mm512_fmadd_ps(all(h), iota(), all(h + 1));
     __m512i q = bytes16(b + 4);
     v[0] = look(q, table);
     v[1] = look(_mm512_srli_epi32(q, 4), table);
@@ -339,6 +349,9 @@ XI void dec_aff8(const uint8_t *b, const float *h, unsigned s, vec *v)
     v[0] = affine(_mm512_cvtepi32_ps(bytes16(b)), h);
     v[1] = affine(_mm512_cvtepi32_ps(bytes16(b + 16)), h);
 }
+
+#undef hdr_q4_1
+#define hdr_q4_1 hdr_q4_1_512
 
 #include "kern/wmat_types.h"
 

@@ -28,6 +28,7 @@ typedef float32x4_t vec;
 #define vfma(a, b, c) vfmaq_f32(c, a, b)
 #define TILE_R        6u
 #define TILE_C        4u
+#define FUSED_MOST    4u
 #define FUSED_MAX     4u
 #define FUSED_SHARED  0
 #define FUSED_MORE(T, parts, bytes)

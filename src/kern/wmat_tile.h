@@ -3,7 +3,8 @@
  *
  * The tier has defined before: vec, VL (floats of a vec: 4, 8 or 16), vload, vstore, vzero, vfma
  * (a * b + c), TILE_R x TILE_C (outputs of a register tile), HOLD (keeps a vector in a register),
- * FUSED_MAX (most rows of x that go the fused way: 4 or 8), FUSED_COLS_N (rows of W side by side
+ * FUSED_MAX (most rows of x that go the fused way together: 4 or 8), FUSED_MOST (and one group after
+ * another: decoding again costs less than packing), FUSED_COLS_N (rows of W side by side
  * for N rows of x), FUSED_SHARED (registers suffice for a part of all of these), reduce4 (four
  * times 16 lanes -> four sums), f16_one (an f16 in memory as float) and, for each type T, hdr_T and
  * dec_T. An affine type has no hdr of its own (NULL): its scales lie in other planes.
@@ -101,6 +102,10 @@ AI void prefetch(const uint8_t *p, size_t bytes)
 
 /* -- fused */
 
+/* From so many rows of x on, a part is multiplied while the next one is decoded: decoding takes
+ * longer than the scheduler sees ahead. With fewer rows registers would not suffice. */
+#define FUSED_LATE(rows) (FUSED_SHARED && (rows) > 3)
+
 /* v[VECS] of one row of W times `rows` rows of x; acc [rows][PASSES]. */
 AI void fused_part(vec *acc, const vec *v, const float *x, size_t ldx, unsigned rows)
 {
@@ -116,8 +121,8 @@ AI void fused_part(vec *acc, const vec *v, const float *x, size_t ldx, unsigned 
 AI void fused_block(vec acc[][FUSED_MAX * PASSES], vec v[][VECS], const float *x, size_t ldx,
                     unsigned rows, unsigned cols)
 {
-    EACH (r, rows) {
-        EACH (i, VECS) {
+    EACH (i, VECS) {
+        EACH (r, rows) {
             vec xv = vload(x + r * ldx + i * VL);
             HOLD(xv);
             EACH (c, cols) {
@@ -147,6 +152,7 @@ AI void fused_cols(const fused_args *f, unsigned rows, unsigned cols, hdr_fn hdr
             acc[c][i] = vzero();
         }
     }
+    vec late[4][VECS]; /* decoded a part before it is multiplied, where FUSED_LATE */
     size_t n_blocks = f->w->k / (parts * PAD);
     const float *x = f->x;
     const uint8_t *first = f->w->data + f->j * f->w->row_bytes;
@@ -170,7 +176,14 @@ AI void fused_cols(const fused_args *f, unsigned rows, unsigned cols, hdr_fn hdr
                     fused_part(acc[c], v[c], x + s * PAD, f->ldx, rows);
                 }
             }
-            if (FUSED_SHARED) {
+            if (FUSED_LATE(rows)) {
+                if (b + s > 0) {
+                    fused_block(acc, late, x + s * PAD - PAD, f->ldx, rows, cols);
+                }
+                EACH (i, cols * VECS) {
+                    late[i / VECS][i % VECS] = v[i / VECS][i % VECS];
+                }
+            } else if (FUSED_SHARED) {
                 fused_block(acc, v, x + s * PAD, f->ldx, rows, cols);
             }
         }
@@ -178,6 +191,9 @@ AI void fused_cols(const fused_args *f, unsigned rows, unsigned cols, hdr_fn hdr
             w[c] += bytes;
         }
         x += (size_t)parts * PAD;
+    }
+    if (FUSED_LATE(rows) && n_blocks > 0) {
+        fused_block(acc, late, x - PAD, f->ldx, rows, cols);
     }
     if (ONE_ELEM(parts, bytes) && f->x_tail) {
         size_t left = f->w->k % PAD * (bytes / PAD);
@@ -362,7 +378,7 @@ typedef void (*fused_fn)(float *y, size_t ldy, const float *x, size_t ldx, const
 typedef struct type_ops {
     pack_fn pack;
     plain_fn plain;
-    fused_fn fused[5]; /* for 1 .. 4 rows of x, and for 8 where FUSED_MAX is 8 */
+    fused_fn fused[FUSED_MAX]; /* for 1 .. FUSED_MAX rows of x */
 } type_ops;
 
 /* parts: 32-element parts of a block; bytes: of parts * 32 elements; colsN: rows of W side by side
@@ -487,13 +503,14 @@ static void matmul(float *y, size_t ldy, const float *x, size_t ldx, size_t rows
         for (size_t r = 0; r < rows; r++) {
             memset(y + r * ldy, 0, w->n * sizeof *y);
         }
-    } else if (rows <= 4) {
-        ops[w->type].fused[rows - 1](y, ldy, x, ldx, w, scratch);
-    } else if (rows == FUSED_MAX) {
-        ops[w->type].fused[4](y, ldy, x, ldx, w, scratch);
-    } else if (rows < FUSED_MAX) { /* decoding twice costs less than three more functions a type */
-        ops[w->type].fused[3](y, ldy, x, ldx, w, scratch);
-        ops[w->type].fused[rows - 5](y + 4 * ldy, ldy, x + 4 * ldx, ldx, w, scratch);
+    } else if (rows <= FUSED_MOST) {
+        for (size_t g = (rows + FUSED_MAX - 1) / FUSED_MAX; g > 0; g--) { /* even groups */
+            size_t n = (rows + g - 1) / g;
+            ops[w->type].fused[n - 1](y, ldy, x, ldx, w, scratch);
+            rows -= n;
+            y += n * ldy;
+            x += n * ldx;
+        }
     } else {
         panel_rows(y, ldy, x, ldx, rows, w, scratch);
     }

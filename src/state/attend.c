@@ -257,27 +257,44 @@ static void run_split(kvs__job *j, const kvs__chunk_list *l)
     }
 }
 
-void kvs__attend_run(kvs_ctx *ctx, const kvs__store *s, const kvs__store *tail,
-                     const kvs_attend *desc, uint32_t q_begin, uint32_t q_end)
+static kvs__job make_job(kvs_ctx *ctx, const kvs__store *s, const kvs_attend *desc,
+                         uint32_t q_begin, uint32_t q_end)
 {
     kvs__work w;
-    uint32_t threads = kvs__ctx_threads(ctx);
-    size_t bytes = 0;
-    bool fits = kvs__attend_scratch_bytes(&s->fmt, threads, &bytes);
-    KVS_ASSERT(fits && bytes <= kvs__ctx_scratch_bytes(ctx));
-    (void)fits;
     kvs__job j = {.ctx = ctx,
                   .kern = kvs__ctx_kern(ctx),
                   .s = s,
                   .d = desc,
                   .q_begin = q_begin,
                   .q_end = q_end,
-                  .tail = tail,
                   .rep = desc->n_q_heads / s->fmt.n_heads,
-                  .thread_bytes = kvs__work_carve(&s->fmt, NULL, &w),
-                  .scratch = kvs__ctx_scratch(ctx, bytes)};
+                  .thread_bytes = kvs__work_carve(&s->fmt, NULL, &w)};
     j.head_rows = (q_end - q_begin) * j.rep;
     j.n_blocks = (j.head_rows + KVS__ROWS - 1) / KVS__ROWS;
+    return j;
+}
+
+void kvs__attend_run_here(kvs_ctx *ctx, const kvs__store *s, const kvs_attend *desc,
+                          uint32_t q_begin, uint32_t q_end, void *scratch)
+{
+    kvs__job j = make_job(ctx, s, desc, q_begin, q_end);
+    j.scratch = scratch;
+    for (size_t i = 0; i < (size_t)j.n_blocks * s->fmt.n_heads; i++) {
+        whole_item(&j, i, 0);
+    }
+}
+
+void kvs__attend_run(kvs_ctx *ctx, const kvs__store *s, const kvs__store *tail,
+                     const kvs_attend *desc, uint32_t q_begin, uint32_t q_end)
+{
+    uint32_t threads = kvs__ctx_threads(ctx);
+    size_t bytes = 0;
+    bool fits = kvs__attend_scratch_bytes(&s->fmt, threads, &bytes);
+    KVS_ASSERT(fits && bytes <= kvs__ctx_scratch_bytes(ctx));
+    (void)fits;
+    kvs__job j = make_job(ctx, s, desc, q_begin, q_end);
+    j.tail = tail;
+    j.scratch = kvs__ctx_scratch(ctx, bytes);
     size_t items = (size_t)j.n_blocks * s->fmt.n_heads;
     kvs__chunk_list l = kvs__list_chunks(&j, 0, j.head_rows);
     size_t dims = (size_t)s->fmt.side[KVS__K].shape.dim + s->fmt.side[KVS__V].shape.dim;

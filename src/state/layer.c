@@ -327,8 +327,22 @@ static kvs_status attend_block(kvs_ctx *ctx, const kvs__layer *l, const kvs_atte
     return KVS_OK;
 }
 
-kvs_status kvs__layer_attend(kvs_ctx *ctx, const kvs__layer *l, const kvs_attend *desc,
-                             kvs_err *err)
+static void run_part(kvs_ctx *ctx, const kvs__store *s, const kvs_attend *d, uint32_t begin,
+                     uint32_t end, void *scratch)
+{
+    if (begin == end) {
+        return;
+    }
+    if (scratch) {
+        kvs__attend_run_here(ctx, s, d, begin, end, scratch);
+    } else {
+        kvs__attend_run(ctx, s, NULL, d, begin, end);
+    }
+}
+
+/* scratch NULL: shared out over the threads. */
+static kvs_status attend(kvs_ctx *ctx, const kvs__layer *l, const kvs_attend *desc, void *scratch,
+                         kvs_err *err)
 {
     kvs_attend d = *desc;
     int64_t len = kvs__layer_len(l);
@@ -371,11 +385,20 @@ kvs_status kvs__layer_attend(kvs_ctx *ctx, const kvs__layer *l, const kvs_attend
     if (st != KVS_OK) {
         return st;
     }
-    if (dense > 0) {
-        kvs__attend_run(ctx, &l->early, NULL, &d, 0, dense);
-    }
-    if (dense < d.n_queries) {
-        kvs__attend_run(ctx, &l->main, NULL, &d, dense, d.n_queries);
-    }
+    run_part(ctx, &l->early, &d, 0, dense, scratch);
+    run_part(ctx, &l->main, &d, dense, d.n_queries, scratch);
     return KVS_OK;
+}
+
+kvs_status kvs__layer_attend(kvs_ctx *ctx, const kvs__layer *l, const kvs_attend *desc,
+                             kvs_err *err)
+{
+    return attend(ctx, l, desc, NULL, err);
+}
+
+kvs_status kvs__layer_attend_here(kvs_ctx *ctx, const kvs__layer *l, const kvs_attend *desc,
+                                  void *scratch, kvs_err *err)
+{
+    KVS_ASSERT(desc->mode == KVS_READ_CAUSAL);
+    return attend(ctx, l, desc, scratch, err);
 }

@@ -114,6 +114,10 @@ bool kvs__layer_can_rewind(const kvs__layer *l, uint64_t n);
 void kvs__layer_rewind(kvs_ctx *ctx, kvs__layer *l, uint64_t n);
 kvs_status kvs__layer_attend(kvs_ctx *ctx, const kvs__layer *l, const kvs_attend *desc,
                              kvs_err *err);
+/* By the calling thread alone, with scratch of its own (kvs__layer_scratch over the threads of the
+ * context); mode causal alone. */
+kvs_status kvs__layer_attend_here(kvs_ctx *ctx, const kvs__layer *l, const kvs_attend *desc,
+                                  void *scratch, kvs_err *err);
 /* Checks a kv against the kind of the layer; `what` names it in messages. */
 kvs_status kvs__kv_check(const kvs_kv *kv, kvs_layer_kind kind, const char *what, kvs_err *err);
 /* Can a latent layer of this shape keep its row in codec k? */

@@ -272,6 +272,10 @@ kvs_status kvs__attend_check(const kvs__fmt *fmt, const kvs_attend *desc, kvs_er
  * block, holds the positions from tail->lo on and is not part of the store; else NULL. */
 void kvs__attend_run(kvs_ctx *ctx, const kvs__store *s, const kvs__store *tail,
                      const kvs_attend *desc, uint32_t q_begin, uint32_t q_end);
+/* The same by the calling thread alone, from inside a run of the pool, with scratch of its own:
+ * kvs__attend_scratch_bytes of one thread. */
+void kvs__attend_run_here(kvs_ctx *ctx, const kvs__store *s, const kvs_attend *desc,
+                          uint32_t q_begin, uint32_t q_end, void *scratch);
 /* Is every position below `end` that a query at first_query, or a later one, sees still stored? */
 bool kvs__attend_covered(const kvs__store *s, int64_t first_query, int64_t end);
 

@@ -121,6 +121,30 @@ report $? "an option from the environment"
 test "$(tokens -f prompt.txt -p "")" != "$want"
 report $? "another prompt"
 
+# -- drafts: the same tokens, and it is told what became of them
+for how in "ngram" "ngram:1" "m.gguf"; do
+    test "$(tokens --draft $how)" = "$want" && test "$(tokens --draft $how --temp 0 --draft-max 3)" = \
+        "$(tokens --temp 0)"
+    report $? "same tokens with --draft $how"
+done
+test "$(tokens -md m.gguf --kv q4 --window 24 --sinks 2 -b 16)" = \
+    "$(tokens --kv q4 --window 24 --sinks 2 -b 16)"
+report $? "same tokens with a draft model and a window"
+test "$(tokens --draft ngram:1 -c 14 -n -1 --ignore-eos)" = "$(tokens -c 14 -n -1 --ignore-eos)"
+report $? "same tokens to the end of the context"
+run --json --draft m.gguf >out 2>err && grep -q '"rounds":[1-9][0-9]*,"drafts":[1-9]' out
+report $? "drafts in JSON"
+expect "drafts on standard error" 0 "drafts: [0-9]* of [1-9][0-9]* accepted (" \
+    "$kvstate" run -m m.gguf -p "hello there" --seed 7 -n 12 --draft m.gguf
+expect "drafts of a chat" 0 "drafts: [0-9]* of [0-9]* accepted" sh -c \
+    "printf 'one\n/stats\n' | '$kvstate' chat -m m.gguf --seed 7 -n 4 --ignore-eos -md m.gguf"
+expect "a bad n-gram" 2 'ngram:0.* from 1 to 32' run --draft ngram:0
+expect "a bad n-gram" 2 'ngram:x' run --draft ngram:x
+expect "drafts twice" 2 "give one" run --draft ngram -md m.gguf
+expect "drafts of nothing" 2 "needs --draft" run --draft-max 3
+expect "too many drafts" 2 "draft-max" run --draft ngram --draft-max 256
+expect "no such draft model" 3 "gone.gguf" run --draft gone.gguf
+
 # -- streams
 run --json >out 2>err && test ! -s err && {
     ! command -v python3 >/dev/null || python3 -c 'import json, sys; json.load(sys.stdin)' <out
@@ -217,6 +241,12 @@ expect "bench" 0 "^model,tiny tg4 @ d8 kv=bf16," \
     "$kvstate" bench -m m.gguf -p 16 -n 4 -d 0,8 -r 1 --kv f16,bf16 -o csv -q
 grep -q "^bench,case,value,unit,limit,ratio$" out && test "$(grep -c ^model, out)" = 7
 report $? "bench: all cases as CSV"
+expect "bench of rows" 0 "^model,tiny tg4 @ d8 x3 kv=f16," \
+    "$kvstate" bench -m m.gguf -p 0 -n 4 -d 0,8 -r 1 --rows 1,3 -o csv -q
+test "$(grep -c ^model, out)" = 5
+report $? "bench: rows and one"
+expect "bench of no rows" 2 "rows: 0" "$kvstate" bench -m m.gguf --rows 0
+expect "bench of too many rows" 2 "rows: 65" "$kvstate" bench -m m.gguf --rows 65
 expect "bench list" 2 "n-depth: \"1,x\"" "$kvstate" bench -m m.gguf -d 1,x
 
 # -- completion

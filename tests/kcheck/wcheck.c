@@ -309,7 +309,7 @@ static void check_type(const kvs__wkern *ref, const kvs__wkern *cand, const char
     static const size_t k_unit[] = {0, 1, 2, 3, 5, 18, 25, 64};
     static const size_t k_any[] = {0, 1, 7, 15, 16, 17, 31, 33, 64, 95, 576, 801, 1543};
     static const size_t ns[] = {0, 1, 2, 3, 4, 5, 7, 12, 13, 33, 97};
-    static const size_t rs[] = {1, 2, 3, 4, 5, 6, 7, 8, 11, 13};
+    static const size_t rs[] = {1, 2, 3, 4, 5, 6, 7, 8, 11, 13, 16, 17, 19, 25};
     bool any = t->block_elems == 1;
     size_t n_k = any ? KVS_COUNT(k_any) : KVS_COUNT(k_unit);
     for (size_t i = 0; i < n_k; i++) {
@@ -320,7 +320,7 @@ static void check_type(const kvs__wkern *ref, const kvs__wkern *cand, const char
             k = k_unit[i] % 8 * 256; /* 256-element types: 0..5 blocks */
         }
         check_dequant(ref, cand, tier, t, k);
-        for (size_t j = 0; j < 8; j++) {
+        for (size_t j = 0; j < 10; j++) {
             size_t n = ns[rnd() % KVS_COUNT(ns)];
             size_t rows = rs[j < 4 ? j : rnd() % KVS_COUNT(rs)];
             n = k * n * rows > 500000 ? 13 : n;
