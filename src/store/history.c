@@ -455,6 +455,10 @@ kvs_status kvs__history_new(kvs_ctx *ctx, kvs_cache *cache, size_t max_bytes, kv
             return kvs__fail(err, KVS_E_UNSUPPORTED, "store",
                              "layer %u is recurrent: such state is not saved yet", i);
         }
+        if (cache->layer[i].main.fmt.center_bytes > 0) {
+            return kvs__fail(err, KVS_E_UNSUPPORTED, "store",
+                             "layer %u keeps centred keys: their centres are not saved yet", i);
+        }
     }
     kvs__history *h = kvs__calloc(ctx, 1, sizeof *h);
     if (!h) {
