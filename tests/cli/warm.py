@@ -187,13 +187,13 @@ def killed(p, folder):
               again.stderr)
         shutil.rmtree(d)
     check("answers were gone on with", resumed >= 3, resumed)
-    with subprocess.Popen(p.command + ["--cache-dir", d, "-n", "160"], stdout=subprocess.PIPE,
+    with subprocess.Popen(p.command + ["--cache-dir", d, "-n", "700"], stdout=subprocess.PIPE,
                           stderr=subprocess.DEVNULL) as child:  # the seed was not given: it is kept
         child.stdout.read(1)
-        time.sleep(1.0)
+        time.sleep(0.8)
         os.kill(child.pid, signal.SIGKILL)
         got = child.stdout.read()
-    r = p.run("--cache-dir", d, "-n", "160")
+    r = p.run("--cache-dir", d, "-n", "700")
     check("a drawn seed is kept", r.stdout.encode()[1:].startswith(got[:-1]) and "going on" in r.stderr, r)
 
 

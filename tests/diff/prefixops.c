@@ -52,6 +52,7 @@ typedef struct world {
     bool snaps;
     bool dense;
     bool midway;      /* publications on the way keep the stride's windows alone */
+    bool forgot;      /* the list was full once: what it began with is not known */
     bool bounded;     /* something may have been evicted or left out */
     published *known; /* [MAX_KNOWN] */
     uint32_t n_known;
@@ -312,6 +313,7 @@ static void remember(world *w, const text *t, uint32_t n, uint32_t ns, bool snap
     (void)kvs_prefix_get_stats(w->ix, &st);
     if (w->n_known == MAX_KNOWN) {
         w->bounded = true;
+        w->forgot = true;
         w->n_known = 0;
     }
     published *k = &w->known[w->n_known++];
@@ -328,7 +330,7 @@ static void foretell(world *w, const text *t, uint32_t ns, uint32_t *least, uint
     kvs_prefix_stats st = KVS_PREFIX_STATS_INIT;
     (void)kvs_prefix_get_stats(w->ix, &st);
     *least = 0;
-    *most = 0;
+    *most = w->forgot ? t->n - 1 : 0; /* then the bytes alone prove a hit */
     for (uint32_t i = 0; i < w->n_known; i++) {
         const published *k = &w->known[i];
         uint32_t n = k->ns == ns ? common(&k->t, t) : 0;
