@@ -203,6 +203,9 @@ static int trace_read(sim_trace *t, const char *path)
     if (rc != 0) {
         return rc;
     }
+    if (t->n == 0 || t->n_blocks == 0) {
+        return fail(EXIT_INPUT, "%s: no request names a block", path);
+    }
     t->next = malloc(t->n * sizeof *t->next);
     uint32_t *seen = malloc(t->n_blocks * sizeof *seen);
     if (!t->next || !seen) {
@@ -298,9 +301,7 @@ static kvs_status request(sim *s, size_t begin, uint32_t length, uint32_t capaci
         for (uint32_t k = length; rc == KVS_OK && k-- > 0;) {
             bool there = s->depth[block[k]] > 0 && s->id[block[k]] != 0;
             s->at = begin + k;
-            if (pass == 0 && there) {
-                rc = touch(s, block[k], hint_of(k, length, turn), capacity, err);
-            } else if (pass == 1 && !there) {
+            if (there == (pass == 0)) {
                 rc = touch(s, block[k], hint_of(k, length, turn), capacity, err);
             }
         }
@@ -319,8 +320,9 @@ static int run_policy(const sim_trace *t, kvs_ctx *ctx, uint32_t policy, uint32_
     kvs_retain_opts o = KVS_RETAIN_OPTS_INIT;
     kvs_err err = {KVS_OK, 0, "", ""};
     sim s = {t, NULL, NULL, NULL, 0, 0, 0};
-    s.id = calloc(t->n_blocks, sizeof *s.id);
-    s.depth = calloc(t->n_blocks, sizeof *s.depth);
+    size_t n = t->n_blocks > 0 ? t->n_blocks : 1;
+    s.id = calloc(n, sizeof *s.id);
+    s.depth = calloc(n, sizeof *s.depth);
     o.policy = which[policy];
     o.score = next_use;
     o.user = &s;

@@ -4,8 +4,8 @@
 #define KVSTATE_ENGINE_H
 
 #include "kvstate/batch.h"
-#include "kvstate/kvstate.h"
 #include "kvstate/interchange.h"
+#include "kvstate/kvstate.h"
 #include "kvstate/model.h"
 #include "kvstate/persist.h"
 #include "kvstate/plan.h"
