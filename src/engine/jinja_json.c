@@ -40,15 +40,24 @@ static bool is_digit(char c)
     return c >= '0' && c <= '9';
 }
 
-bool kvs__jfloat_read(const char *p, size_t n, double *out)
+/* What Python's float() reads that is no number in JSON. */
+static bool read_float_word(const char *p, size_t n, size_t sign, double *out)
 {
-    const size_t sign = n > 0 && (p[0] == '-' || p[0] == '+') ? 1 : 0;
     static const char *const words[] = {"inf", "infinity", "nan"};
     for (size_t i = 0; i < KVS_COUNT(words); i++) {
         if (n - sign == strlen(words[i]) && strncasecmp(p + sign, words[i], n - sign) == 0) {
             *out = copysign(i < 2 ? (double)INFINITY : (double)NAN, p[0] == '-' ? -1.0 : 1.0);
             return true;
         }
+    }
+    return false;
+}
+
+bool kvs__jfloat_read(const char *p, size_t n, double *out)
+{
+    const size_t sign = n > 0 && (p[0] == '-' || p[0] == '+') ? 1 : 0;
+    if (read_float_word(p, n, sign, out)) {
+        return true;
     }
     size_t i = sign;
     size_t digits = 0;
