@@ -248,7 +248,7 @@ static kvs_status list_leaf(saver *s, uint32_t i, kvs_err *err)
         int64_t text[40];
         size_t len = strlen(name);
         for (size_t k = 0; k < len; k++) {
-            text[k] = name[k];
+            text[k] = (unsigned char)name[k];
         }
         st = add_field(s, i, 0, STRING, text, len, err);
         if (st == KVS_OK) {
@@ -518,6 +518,9 @@ static kvs_status write_row(saver *s, plane_job *j, uint32_t row, size_t bytes, 
     kvs__pc_held h = kvs__pc_held_by(&s->src, j->o, row);
     size_t n = (size_t)(h.offset - h.begin);
     j->cache = kvs__pc_row(&s->src, row);
+    if (!j->plane) {
+        return kvs__nomem(err, "engine", bytes);
+    }
     memset(j->plane, 0, bytes);
     kvs_status st = export_range(j, 0, (size_t)h.n_sinks, 0, err);
     st = st == KVS_OK ? export_range(j, h.begin, n, j->o->columns - n, err) : st;
@@ -544,7 +547,7 @@ static kvs_status write_plane(saver *s, const item *it, kvs_err *err)
     }
     j.plane = kvs__alloc(s->ctx, bytes);
     j.part = kvs__alloc(s->ctx, full);
-    kvs_status st = j.plane && j.part ? KVS_OK : kvs__nomem(err, "engine", bytes + full);
+    kvs_status st = j.part ? KVS_OK : kvs__nomem(err, "engine", full);
     for (uint32_t r = 0; st == KVS_OK && r < kvs__pc_n_rows(&s->src); r++) {
         st = write_row(s, &j, r, bytes, err);
     }
