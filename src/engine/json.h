@@ -94,7 +94,8 @@ static inline kvs__json_type kvs__json_kind(kvs__jval v)
 static inline size_t kvs__json_count(kvs__jval v)
 {
     kvs__json_type type = kvs__json_kind(v);
-    return type == KVS__JSON_ARRAY || type == KVS__JSON_OBJECT ? kvs__json_node_of(v)->len : 0;
+    bool many = type == KVS__JSON_ARRAY || type == KVS__JSON_OBJECT;
+    return v.doc && many ? kvs__json_node_of(v)->len : 0;
 }
 
 /* Steps through an array: *v none at first; false at the end. */

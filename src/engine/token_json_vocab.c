@@ -104,7 +104,8 @@ static kvs_status set_entry(const struct reader *r, int64_t id, kvs__text text, 
         return kvs__fail(r->err, KVS_E_FORMAT, "engine",
                          "tokenizer.json: token %" PRId64 " has a text of %zu bytes", id, text.len);
     }
-    if (e->ptr && (e->len != text.len || memcmp(e->ptr, text.ptr, text.len) != 0)) {
+    bool same = e->ptr && text.ptr && e->len == text.len && memcmp(e->ptr, text.ptr, text.len) == 0;
+    if (e->ptr && !same) {
         return kvs__fail(r->err, KVS_E_FORMAT, "engine",
                          "tokenizer.json: id %" PRId64 " is \"%.*s\" and \"%.*s\"", id,
                          e->len < 60 ? (int)e->len : 60, e->ptr, shown, text.ptr);
