@@ -351,6 +351,7 @@ XI void dec_aff8(const uint8_t *b, const float *h, unsigned s, vec *v)
 }
 
 #undef hdr_q4_1
+/* NOLINTNEXTLINE(readability-identifier-naming): it stands for a function */
 #define hdr_q4_1 hdr_q4_1_512
 
 #include "kern/wmat_types.h"

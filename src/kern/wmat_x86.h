@@ -78,6 +78,7 @@ XI void hdr_none(const uint8_t *b, float *h)
 }
 
 #define hdr_q4_0 hdr_none
+/* NOLINTNEXTLINE(readability-identifier-naming): it stands for a function, as those around it */
 #define hdr_q4_1 hdr_none
 #define hdr_q5_0 hdr_none
 #define hdr_q5_1 hdr_none
