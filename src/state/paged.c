@@ -311,7 +311,9 @@ static void release_front(kvs__store *s)
     }
     memmove(at, at + n, (size_t)(n_window(s) - n) * sizeof *at);
     s->n_segs -= (uint32_t)n;
-    memset(s->table + s->n_segs, 0, (size_t)n * sizeof *at);
+    for (uint64_t i = 0; i < n; i++) {
+        s->table[s->n_segs + i] = NULL;
+    }
     s->front += n;
 }
 
@@ -350,7 +352,7 @@ void kvs__paged_rewind(kvs__store *s, int64_t len)
 void kvs__paged_drop(kvs_ctx *ctx, kvs__store *s)
 {
     trim(s, 0);
-    kvs__free(ctx, s->table, s->table_cap * sizeof *s->table);
+    kvs__free(ctx, s->table, s->table_cap * sizeof(kvs__seg *));
     s->table = NULL;
     s->table_cap = 0;
     s->front = s->n_sink;
@@ -362,7 +364,7 @@ void kvs__paged_adopt(kvs__store *s, kvs__seg *const *page, uint64_t n, uint64_t
                       int64_t len)
 {
     trim(s, 0);
-    for (uint64_t i = 0; i < n; i++) {
+    for (uint64_t i = 0; s->table && i < n; i++) {
         kvs__page_share(page[i]);
         s->table[i] = page[i];
     }
