@@ -174,7 +174,7 @@ static double log_sum(const float *x, size_t n, float top)
     for (size_t i = 0; i < n; i++) {
         sum += (double)expf(x[i] - top);
     }
-    return (double)top + log(sum);
+    return sum > 0.0 ? (double)top + log(sum) : -HUGE_VAL; /* 0: there are no logits */
 }
 
 static row_score score_row(const float *x, const float *base, size_t n, int32_t next)
@@ -199,7 +199,7 @@ static row_score score_row(const float *x, const float *base, size_t n, int32_t 
         sum += p * d;
         diff = fabs(d) > diff ? fabs(d) : diff;
     }
-    r.kl = sum / total - ((double)high + log(total)) + lse;
+    r.kl = total > 0.0 ? sum / total - ((double)high + log(total)) + lse : 0.0;
     r.diff = diff;
     r.same_top = top == base_top;
     return r;

@@ -125,7 +125,7 @@ bool kvs__paged_planned(const kvs__store *s, uint64_t n_tokens, size_t *bytes)
 size_t kvs__paged_bytes(const kvs__store *s)
 {
     /* all blocks of a store have one size */
-    return s->table_cap * sizeof *s->table + (s->n_segs ? s->n_segs * s->table[0]->bytes : 0);
+    return s->table_cap * sizeof(kvs__seg *) + (s->n_segs ? s->n_segs * s->table[0]->bytes : 0);
 }
 
 /* -- plan: what an append needs */
@@ -168,14 +168,14 @@ kvs_status kvs__paged_table(kvs_ctx *ctx, kvs__store *s, uint64_t n_blocks, kvs_
     if (cap <= s->table_cap) {
         return KVS_OK;
     }
-    kvs__seg **table = kvs__calloc(ctx, (size_t)cap, sizeof *table);
+    kvs__seg **table = kvs__calloc(ctx, (size_t)cap, sizeof(kvs__seg *));
     if (!table) {
-        return kvs__nomem(err, "state", (size_t)cap * sizeof *table);
+        return kvs__nomem(err, "state", (size_t)cap * sizeof(kvs__seg *));
     }
     if (s->n_segs > 0) {
-        memcpy(table, s->table, s->n_segs * sizeof *table);
+        memcpy(table, s->table, s->n_segs * sizeof(kvs__seg *));
     }
-    kvs__free(ctx, s->table, s->table_cap * sizeof *table);
+    kvs__free(ctx, s->table, s->table_cap * sizeof(kvs__seg *));
     s->table = table;
     s->table_cap = cap;
     return KVS_OK;
@@ -215,7 +215,7 @@ static paged_plan plan_reserve(const kvs__store *s, int64_t at, uint64_t n)
  * refer to one have it in the same place. */
 static void set_phases(const kvs__store *s, uint64_t i)
 {
-    for (; i < s->n_segs; i++) {
+    for (; s->table && i < s->n_segs; i++) {
         uint64_t b = i < s->n_sink ? i : s->front + i - s->n_sink;
         uint32_t phase = (uint32_t)(b * s->block % KVS_CENTER_GROUP);
         if (s->table[i]->phase != phase) { /* not written where another thread may read */
@@ -284,14 +284,14 @@ void kvs__paged_give_back(kvs_ctx *ctx, kvs__store *s, uint32_t n_segs, uint64_t
 {
     trim(s, n_segs);
     if (cap < s->table_cap) {
-        kvs__seg **table = cap > 0 ? kvs__calloc(ctx, (size_t)cap, sizeof *table) : NULL;
+        kvs__seg **table = cap > 0 ? kvs__calloc(ctx, (size_t)cap, sizeof(kvs__seg *)) : NULL;
         if (cap > 0 && !table) {
             return; /* the large one serves as well */
         }
         if (cap > 0) {
-            memcpy(table, s->table, s->n_segs * sizeof *table);
+            memcpy(table, s->table, s->n_segs * sizeof(kvs__seg *));
         }
-        kvs__free(ctx, s->table, s->table_cap * sizeof *table);
+        kvs__free(ctx, s->table, s->table_cap * sizeof(kvs__seg *));
         s->table = table;
         s->table_cap = cap;
     }
@@ -309,7 +309,7 @@ static void release_front(kvs__store *s)
     for (uint64_t i = 0; i < n; i++) {
         kvs__page_release(at[i]);
     }
-    memmove(at, at + n, (size_t)(n_window(s) - n) * sizeof *at);
+    memmove(at, at + n, (size_t)(n_window(s) - n) * sizeof(kvs__seg *));
     s->n_segs -= (uint32_t)n;
     for (uint64_t i = 0; i < n; i++) {
         s->table[s->n_segs + i] = NULL;

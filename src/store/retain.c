@@ -109,7 +109,7 @@ static kvs_status grow(kvs_retain *r, kvs_err *err)
     if (st == KVS_OK && !grow_heaps(r, cap)) {
         st = kvs__nomem(err, "store", cap * sizeof(uint32_t));
     }
-    if (st != KVS_OK) {
+    if (st != KVS_OK || !item) {
         kvs__free(r->ctx, item, cap * sizeof *item);
         return st;
     }
