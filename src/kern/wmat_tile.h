@@ -506,6 +506,7 @@ static void matmul(float *y, size_t ldy, const float *x, size_t ldx, size_t rows
     } else if (rows <= FUSED_MOST) {
         for (size_t g = (rows + FUSED_MAX - 1) / FUSED_MAX; g > 0; g--) { /* even groups */
             size_t n = (rows + g - 1) / g;
+            // cppcheck-suppress arrayIndexOutOfBounds ; n <= FUSED_MAX, the size of the array
             ops[w->type].fused[n - 1](y, ldy, x, ldx, w, scratch);
             rows -= n;
             y += n * ldy;
