@@ -13,6 +13,7 @@
 #include "engine/graph.h"
 #include "engine/net.h"
 #include "engine/persist.h"
+#include "engine/share.h"
 #include "kvstate/batch.h"
 #include "kvstate/txn.h"
 
@@ -42,6 +43,7 @@ struct kvs_session {
     uint64_t n_computed;
     uint64_t n_reused;
     kvs__persist *persist; /* NULL: no store */
+    kvs__share *share;     /* NULL: no prefix cache */
 };
 
 struct kvs_batch {
