@@ -105,6 +105,8 @@ const option_def option_table[] = {
      OPT_TEXT, F(isa), 0, 0},
 
     {"p|n-prompt", "LIST", "prompt lengths [512]", CMD_BENCH, OPT_TEXT, F(prompts), 0, 0},
+    {"n-warm", "LIST", "prompts that another session has computed, needs a paged plan [0]",
+     CMD_BENCH, OPT_TEXT, F(warm), 0, 0},
     {"n|n-gen", "LIST", "answer lengths [64]", CMD_BENCH, OPT_TEXT, F(predicts), 0, 0},
     {"d|n-depth", "LIST", "tokens held before the measurement [0]", CMD_BENCH, OPT_TEXT, F(depths),
      0, 0},

@@ -12,9 +12,8 @@
 #ifndef KVSTATE_PREFIX_CACHE_H
 #define KVSTATE_PREFIX_CACHE_H
 
-#include "kvstate/model.h"
-#include "kvstate/plan.h"
 #include "kvstate/prefix.h"
+#include "kvstate/session.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -41,10 +40,8 @@ typedef struct kvs_prefix_cache_opts {
         sizeof(kvs_prefix_cache_opts), NULL, 0, 0, KVS_RETAIN_DENSITY, 0, 0, 0, NULL, 0            \
     }
 
-/* May be used by sessions of several threads, each with a context of its own. */
-typedef struct kvs_prefix_cache kvs_prefix_cache;
-
-/* KVS_E_INVAL: no plan, or one of another model; KVS_E_UNSUPPORTED: a layer is not paged, or (with
+/* A cache may be used by sessions of several threads, each with a context of its own.
+ * KVS_E_INVAL: no plan, or one of another model; KVS_E_UNSUPPORTED: a layer is not paged, or (with
  * dir) of a kind that is not saved, the message names it; KVS_E_LIMIT: max_bytes or pool_bytes does
  * not hold what is empty; what kvs_session_persist says of the directory. */
 KVS_API kvs_status kvs_prefix_cache_new(kvs_ctx *ctx, const kvs_model *model,

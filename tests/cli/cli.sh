@@ -245,6 +245,10 @@ expect "bench of rows" 0 "^model,tiny tg4 @ d8 x3 kv=f16," \
     "$kvstate" bench -m m.gguf -p 0 -n 4 -d 0,8 -r 1 --rows 1,3 -o csv -q
 test "$(grep -c ^model, out)" = 5
 report $? "bench: rows and one"
+expect "bench of shared prompts" 0 "^model,tiny warm12 kv=paged/4:f16," \
+    "$kvstate" bench -m m.gguf -p 0 -n 0 --n-warm 12 -r 2 --kv paged/4:f16 -o csv -q
+expect "bench of nothing to share" 2 "n-warm: sessions share blocks" \
+    "$kvstate" bench -m m.gguf -p 0 -n 0 --n-warm 12 --kv f16
 expect "bench of no rows" 2 "rows: 0" "$kvstate" bench -m m.gguf --rows 0
 expect "bench of too many rows" 2 "rows: 65" "$kvstate" bench -m m.gguf --rows 65
 expect "bench list" 2 "n-depth: \"1,x\"" "$kvstate" bench -m m.gguf -d 1,x

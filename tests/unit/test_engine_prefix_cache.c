@@ -12,13 +12,13 @@
 #include <string.h>
 
 #include <cmocka.h>
-#include <dirent.h>
 #include <pthread.h>
 #include <unistd.h>
 
 #include "kvstate/engine.h"
 #include "support/fail_alloc.h"
 #include "support/model_build.h"
+#include "support/remove_tree.h"
 
 #define N       150
 #define TAIL    4
@@ -790,24 +790,6 @@ static void test_refused(void **state)
 
 /* ---- the directory behind it */
 
-static void remove_dir(const char *path)
-{
-    DIR *d = opendir(path);
-    for (struct dirent *e = d ? readdir(d) : NULL; e; e = readdir(d)) {
-        char name[700];
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0) {
-            (void)snprintf(name, sizeof name, "%s/%s", path, e->d_name);
-            if (unlink(name) != 0) {
-                remove_dir(name);
-            }
-        }
-    }
-    if (d) {
-        (void)closedir(d);
-    }
-    (void)rmdir(path);
-}
-
 static kvs_reuse reuse_of(const kvs_session *s)
 {
     kvs_reuse u = KVS_REUSE_INIT;
@@ -855,7 +837,7 @@ static void test_disk(void **state)
         same(a, want, &r, "after a restart", N);
         kvs_session_free(a);
         rig_close(&r);
-        remove_dir(dir);
+        remove_tree(dir);
     }
 }
 
