@@ -148,13 +148,13 @@ static kvs_status reserve_path(kvs_prefix *ix, size_t n, kvs_err *err)
     while (cap < n) {
         cap *= 2;
     }
-    kvs_status st = kvs__prefix_room(ix, cap * sizeof *ix->path, err);
-    kvs__node **path = st == KVS_OK ? kvs__calloc(ix->ctx, cap, sizeof *path) : NULL;
+    kvs_status st = kvs__prefix_room(ix, cap * sizeof(kvs__node *), err);
+    kvs__node **path = st == KVS_OK ? kvs__calloc(ix->ctx, cap, sizeof(kvs__node *)) : NULL;
     if (!path) {
-        return st == KVS_OK ? kvs__nomem(err, "store", cap * sizeof *path) : st;
+        return st == KVS_OK ? kvs__nomem(err, "store", cap * sizeof(kvs__node *)) : st;
     }
-    kvs__free(ix->ctx, ix->path, ix->cap_path * sizeof *ix->path);
-    ix->own += (cap - ix->cap_path) * sizeof *path;
+    kvs__free(ix->ctx, ix->path, ix->cap_path * sizeof(kvs__node *));
+    ix->own += (cap - ix->cap_path) * sizeof(kvs__node *);
     ix->path = path;
     ix->cap_path = cap;
     kvs__prefix_count(ix);

@@ -701,6 +701,96 @@ static void test_cancelled(void **state)
     }
 }
 
+/* What rounds of drafts accepted is given, what they tried is not: another session goes on from the
+ * whole answer, and its bits are those of a session alone. */
+static uint32_t wrong_drafts(void *user, const int32_t *tokens, size_t n_tokens, int32_t *out,
+                             uint32_t n)
+{
+    (void)user;
+    for (uint32_t i = 0; i < n; i++) {
+        out[i] = (tokens[n_tokens - 1] + 7 * (int32_t)i) % N_VOCAB;
+    }
+    return n;
+}
+
+static void test_drafts(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_KINDS; i++) {
+        rig r;
+        kvs_err err = {KVS_OK, 0, "", ""};
+        kvs_spec_opts o = KVS_SPEC_OPTS_INIT;
+        kvs_spec *spec = NULL;
+        size_t n = 0;
+        size_t reused = 0;
+        int32_t text[N_CTX];
+        rig_open(&r, &kinds[i], NULL);
+        kvs_session *s = session_of(&r, true, NULL);
+        (void)sync_to(s, 50, 50, 0);
+        o.draft = wrong_drafts;
+        o.max_drafts = 3;
+        o.flags = KVS_SPEC_FIXED;
+        must(kvs_spec_new(s, &o, &spec, &err), &err);
+        for (int round = 0; round < 30; round++) {
+            must(kvs_spec_next(spec, &err), &err);
+        }
+        kvs_spec_free(spec);
+        memcpy(text, kvs_session_tokens(s, &n), sizeof text);
+        assert_true(n >= 80);
+        kvs_session_free(s);
+        text[n] = 3;
+        s = session_of(&r, true, NULL);
+        must(kvs_session_sync(s, text, n + 1, &reused, &err), &err);
+        assert_int_equal(reused, n);
+        kvs_session *cold = session_of(&r, false, NULL);
+        must(kvs_session_sync(cold, text, n + 1, NULL, &err), &err);
+        same(s, kvs_session_logits(cold), &r, "after drafts", n);
+        kvs_session_free(cold);
+        kvs_session_free(s);
+        rig_close(&r);
+    }
+}
+
+/* State of a file is another program's: it is gone on with, and never given. */
+static void test_foreign(void **state)
+{
+    (void)state;
+    rig r;
+    kvs_err err = {KVS_OK, 0, "", ""};
+    char path[] = "/tmp/kvstate-foreign-XXXXXX";
+    kvs_prompt_cache *file = NULL;
+    kvs_prompt_save_opts so = KVS_PROMPT_SAVE_OPTS_INIT;
+    int32_t t[N];
+    size_t reused = 0;
+    rig_open(&r, &kinds[0], NULL);
+    make_text(t, N, N, 0);
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    (void)close(fd);
+    kvs_session *s = session_of(&r, false, NULL);
+    (void)sync_to(s, 100, N, 0);
+    so.tokens = t;
+    so.n_tokens = 100;
+    must(kvs_prompt_cache_save(kvs_session_cache(s), &so, path, &err), &err);
+    kvs_session_free(s);
+    s = session_of(&r, true, NULL);
+    must(kvs_prompt_cache_open(r.ctx, path, &file, &err), &err);
+    must(kvs_session_load_prompt_cache(s, file, 0, &err), &err);
+    kvs_prompt_cache_close(file);
+    must(kvs_session_sync(s, t, N, &reused, &err), &err);
+    assert_int_equal(reused, 100);
+    kvs_session *other = session_of(&r, true, NULL);
+    assert_int_equal(sync_to(other, 120, N, 0), 0);
+    /* emptied, it computes and gives again */
+    assert_int_equal(kvs_session_sync(s, NULL, 0, NULL, NULL), KVS_OK);
+    assert_int_equal(sync_to(s, N, 0, 9), 0);
+    assert_int_equal(sync_to(other, N, 0, 9), N - 1);
+    kvs_session_free(other);
+    kvs_session_free(s);
+    (void)unlink(path);
+    rig_close(&r);
+}
+
 /* Another salt, context of another length with the same encodings, other plan, other model. */
 static void test_apart(void **state)
 {
@@ -849,6 +939,7 @@ int main(void)
         cmocka_unit_test(test_pool_needs_room), cmocka_unit_test(test_alloc_fails),
         cmocka_unit_test(test_batch),           cmocka_unit_test(test_threads),
         cmocka_unit_test(test_cancelled),       cmocka_unit_test(test_apart),
+        cmocka_unit_test(test_drafts),          cmocka_unit_test(test_foreign),
         cmocka_unit_test(test_refused),         cmocka_unit_test(test_disk),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
