@@ -453,20 +453,52 @@ static void failing_allocations(void **state)
     }
 }
 
+/* An object lives in the root of its namespace: with tokens below it stays, without them it goes like
+ * any other item. */
+static void objects_beside_tokens(void **state)
+{
+    (void)state;
+    rig r;
+    kvs_prefix_publish_opts o = KVS_PREFIX_PUBLISH_OPTS_INIT;
+    kvs_prefix_stats s = KVS_PREFIX_STATS_INIT;
+    kvs_prefix_key object = key_of(0);
+    kvs_lease *lease = NULL;
+    kvs_prefix_hit hit = KVS_PREFIX_HIT_INIT;
+    open_rig(&r, 16, 0, 0, 0, NULL);
+    kvs_cache *c = new_cache(&r);
+    fill_to(&r, c, 40);
+    publish(&r, c, 40, NULL);
+    o.snapshot = ids;
+    o.snapshot_bytes = 100;
+    assert_int_equal(kvs_prefix_publish(r.ix, &object, NULL, &o, NULL, NULL), KVS_OK);
+    assert_true(kvs__prefix_check(r.ix));
+    assert_int_equal(kvs_prefix_lookup(r.ix, &object, 0, &lease, &hit, NULL), KVS_OK);
+    assert_int_equal(hit.snapshot_bytes, 100);
+    assert_memory_equal(hit.snapshot, ids, 100);
+    kvs_prefix_release(lease);
+    while (kvs__prefix_evict(r.ix)) {
+        assert_true(kvs__prefix_check(r.ix));
+        assert_int_equal(kvs_prefix_get_stats(r.ix, &s), KVS_OK);
+        /* while tokens are there the object is */
+        kvs_status st = kvs_prefix_lookup(r.ix, &object, 0, &lease, NULL, NULL);
+        assert_true(st == KVS_OK || (st == KVS_NO && s.nodes == 0));
+        kvs_prefix_release(lease);
+        lease = NULL;
+    }
+    assert_true(s.nodes == 0 && s.namespaces == 0 && s.pages == 0);
+    kvs_cache_free(c);
+    close_rig(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_boundary),
-        cmocka_unit_test(window_boundaries),
-        cmocka_unit_test(back_to_the_middle),
-        cmocka_unit_test(sparse_windows_take_less),
-        cmocka_unit_test(misses_have_reasons),
-        cmocka_unit_test(names_are_framed),
-        cmocka_unit_test(errors),
-        cmocka_unit_test(sessions_are_kept),
-        cmocka_unit_test(budget),
-        cmocka_unit_test(bytes_are_the_allocators),
-        cmocka_unit_test(failing_allocations),
+        cmocka_unit_test(every_boundary),           cmocka_unit_test(objects_beside_tokens),
+        cmocka_unit_test(window_boundaries),        cmocka_unit_test(back_to_the_middle),
+        cmocka_unit_test(sparse_windows_take_less), cmocka_unit_test(misses_have_reasons),
+        cmocka_unit_test(names_are_framed),         cmocka_unit_test(errors),
+        cmocka_unit_test(sessions_are_kept),        cmocka_unit_test(budget),
+        cmocka_unit_test(bytes_are_the_allocators), cmocka_unit_test(failing_allocations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
