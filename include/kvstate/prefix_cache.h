@@ -40,7 +40,8 @@ typedef struct kvs_prefix_cache_opts {
         sizeof(kvs_prefix_cache_opts), NULL, 0, 0, KVS_RETAIN_DENSITY, 0, 0, 0, NULL, 0            \
     }
 
-/* A cache may be used by sessions of several threads, each with a context of its own.
+/* A cache may be used by sessions of several threads, each with a context of its own; all call the
+ * allocator of the cache's context then.
  * KVS_E_INVAL: no plan, or one of another model; KVS_E_UNSUPPORTED: a layer is not paged, or (with
  * dir) of a kind that is not saved, the message names it; KVS_E_LIMIT: max_bytes or pool_bytes does
  * not hold what is empty; what kvs_session_persist says of the directory. */

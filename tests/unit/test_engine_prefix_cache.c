@@ -511,6 +511,9 @@ static void fail_kind(const kind *k)
         }
         kvs_session_free(s[0]);
         kvs_session_free(s[1]);
+        kvs_prefix_stats left = KVS_PREFIX_STATS_INIT;
+        assert_true(!pc || kvs_prefix_cache_get_stats(pc, &left) == KVS_OK);
+        assert_int_equal(left.leases, 0);
         kvs_prefix_cache_free(pc);
         assert_int_equal(fa.blocks, blocks);
         rig_close(&r);
@@ -925,6 +928,17 @@ static void test_disk(void **state)
         assert_int_equal(sync_to(a, N, N, 0), N - 1);
         assert_int_equal(reuse_of(a).n_disk, N - 1);
         same(a, want, &r, "after a restart", N);
+        kvs_session_free(a);
+        rig_close(&r);
+        /* and a session with a store alone finds the same */
+        kvs_persist_opts po = KVS_PERSIST_OPTS_INIT;
+        rig_open(&r, &kinds[which[i]], NULL);
+        a = session_of(&r, false, NULL);
+        po.dir = dir;
+        assert_int_equal(kvs_session_persist(a, &po, NULL), KVS_OK);
+        assert_int_equal(sync_to(a, N, N, 0), N - 1);
+        assert_int_equal(reuse_of(a).n_disk, N - 1);
+        same(a, want, &r, "by a store alone", N);
         kvs_session_free(a);
         rig_close(&r);
         remove_tree(dir);
