@@ -132,6 +132,11 @@ static void choose_layers(world *w)
         kvs_layer_spec s = rig_spec(2, 32, 32, "affine4:32", "affine4:32");
         s.dense_until = 1 + below(w, 20);
         s.dense_dtype = KVS_F16;
+        if (below(w, 2)) {
+            uint32_t window = 1 + below(w, 12);
+            s = window_spec(s, window, below(w, 8));
+            w->windows = true;
+        }
         add_layer(w, s);
         w->dense = true;
     }
