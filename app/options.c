@@ -140,8 +140,10 @@ const option_def option_table[] = {
     {"cache-disk", "MIB",
      "most it may take [4096, or a tenth of what is free]; gc: forget until it is so small",
      CMD_CACHE | CMD_TEXT, OPT_U32, F(cache_disk), 1, U31},
-    {"cache-ram", "MIB", "memory for what windows drop, so that an edit can go back [64]", CMD_TEXT,
-     OPT_U32, F(cache_ram), 1, U31},
+    {"cache-ram", "MIB",
+     "memory for what windows drop, so that an edit can go back, and (paged plans) for earlier "
+     "prompts, each [64]",
+     CMD_TEXT, OPT_U32, F(cache_ram), 1, U31},
     {"no-cache", NULL, "neither save state nor look for it", CMD_TEXT, OPT_FLAG, F(no_cache), 0, 0},
     {"blocks", "LIST", "simulate: capacities in blocks [1000,3000,10000,30000,50000]", CMD_CACHE,
      OPT_TEXT, F(blocks), 0, 0},

@@ -466,6 +466,7 @@ static kvs_status prepare(kvs_session *s, const int32_t *tokens, size_t n, kvs_e
             (void)kvs__persist_fetch(s->persist, tokens, n, n, &none);
         }
         (void)kvs__share_find(s->share, tokens, n, n);
+        s->n_own = n;
         return KVS_OK;
     }
     if (keep < s->n_tokens) {
@@ -474,6 +475,7 @@ static kvs_status prepare(kvs_session *s, const int32_t *tokens, size_t n, kvs_e
     /* the last token is computed again where only its logits are missing */
     size_t own = can_keep(s, keep == n && n > 0 ? n - 1 : keep);
     kvs_status st = fetch(s, tokens, n, own);
+    s->n_own = st == KVS_NO ? own : 0;
     return st == KVS_NO ? cut(s, own, err) : st;
 }
 
@@ -676,6 +678,7 @@ kvs_status kvs_session_get_reuse(const kvs_session *s, kvs_reuse *out)
     if (s->persist) {
         kvs__persist_reuse(s->persist, &r);
     }
+    r.n_memory = s->persist ? r.n_memory : s->n_own;
     r.n_shared = kvs__share_lent(s->share);
     return kvs__stats_write(out, &r, sizeof r);
 }

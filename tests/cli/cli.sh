@@ -197,6 +197,18 @@ printf 'one\ntwo\\\nthree\n"""\nfour\nfive\n"""\n//six\n/stats\n/exit\nseven\n' 
 chat --json -q <lines.txt >out 2>err && test "$(wc -l <out)" = 5 && test ! -s err &&
     grep -q '"turns":4,.*"recomputed":0,' out
 report $? "a chat through pipes"
+# a model with recurrent layers goes back by 16 tokens, and by snapshots of a paged plan
+long="say it again and again and again and once more"
+"$tiny_model" qwen3next hybrid.gguf || exit 1
+printf '%s\n/clear\nno\n/clear\n%s\n' "$long" "$long" >lines.txt
+for kv in f16 paged/4:f16; do
+    env -u KVSTATE_NO_CACHE "$kvstate" chat -m hybrid.gguf -n 2 --ignore-eos --kv $kv --json -q \
+        --cache-dir "$dir/state" <lines.txt >"${kv#*/}.json" 2>err
+done
+tail -n 1 f16.json | grep -q '"computed":[1-9][0-9]' &&
+    tail -n 1 4:f16.json | grep -q '"computed":1,.*"reused_from":"memory"'
+report $? "a chat finds earlier prompts in memory"
+printf 'one\ntwo\\\nthree\n"""\nfour\nfive\n"""\n//six\n/stats\n/exit\nseven\n' >lines.txt
 chat <lines.txt >out 2>err && grep -q "chat template: the model's own" err && grep -q "4 turns" err
 report $? "a chat as text"
 expect "an unknown command" 2 "unknown command /what" sh -c "echo /what | '$kvstate' chat -m m.gguf"
