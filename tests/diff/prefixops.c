@@ -115,6 +115,7 @@ static void choose_layers(world *w)
         add_layer(w, window_spec(rig_spec(1, 32, 64, "affine4:32", "f16"), window, sinks));
         if (kind == 3) { /* its blocks of sinks are others' blocks of a window */
             sinks = below(w, 2) ? below(w, 8) : 0;
+            window = 1 + below(w, 12);
             add_layer(w, window_spec(rig_spec(1, 32, 32, "f16", "f16"), window, sinks));
         }
         w->windows = true;
