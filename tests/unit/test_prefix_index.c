@@ -440,6 +440,29 @@ static void half_a_block_of_a_window(void **state)
     close_rig(&r);
 }
 
+/* A leaf with a block of a window stays beside a longer one: windows go apart from each other. */
+static void shorter_windows_stay(void **state)
+{
+    (void)state;
+    rig r;
+    kvs_prefix_opts o = KVS_PREFIX_OPTS_INIT;
+    kvs_prefix_stats st = KVS_PREFIX_STATS_INIT;
+    o.policy = KVS_RETAIN_LRU;
+    open_rig(&r, 16, 4, 0, 8, &o);
+    kvs_cache *c = new_cache(&r);
+    fill_to(&r, c, 20);
+    publish(&r, c, 20, NULL);
+    fill_to(&r, c, 32);
+    publish(&r, c, 32, NULL);
+    assert_int_equal(found(&r, 21, NULL), 20); /* now the longer one is the oldest */
+    assert_true(kvs__prefix_evict(r.ix));
+    assert_int_equal(found(&r, 21, NULL), 20);
+    (void)kvs_prefix_get_stats(r.ix, &st);
+    assert_int_equal(st.evicted + st.evicted_windows, 1);
+    kvs_cache_free(c);
+    close_rig(&r);
+}
+
 static void budget(void **state)
 {
     (void)state;
@@ -594,21 +617,14 @@ static void objects_beside_tokens(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_boundary),
-        cmocka_unit_test(objects_beside_tokens),
-        cmocka_unit_test(window_boundaries),
-        cmocka_unit_test(back_to_the_middle),
-        cmocka_unit_test(sparse_windows_take_less),
-        cmocka_unit_test(misses_have_reasons),
-        cmocka_unit_test(names_are_framed),
-        cmocka_unit_test(errors),
-        cmocka_unit_test(sessions_are_kept),
-        cmocka_unit_test(earlier_entries_go),
-        cmocka_unit_test(snapshots_are_replaced),
-        cmocka_unit_test(half_a_block_of_a_window),
-        cmocka_unit_test(budget),
-        cmocka_unit_test(bytes_are_the_allocators),
-        cmocka_unit_test(failing_allocations),
+        cmocka_unit_test(every_boundary),           cmocka_unit_test(objects_beside_tokens),
+        cmocka_unit_test(window_boundaries),        cmocka_unit_test(back_to_the_middle),
+        cmocka_unit_test(sparse_windows_take_less), cmocka_unit_test(misses_have_reasons),
+        cmocka_unit_test(names_are_framed),         cmocka_unit_test(errors),
+        cmocka_unit_test(sessions_are_kept),        cmocka_unit_test(earlier_entries_go),
+        cmocka_unit_test(shorter_windows_stay),     cmocka_unit_test(snapshots_are_replaced),
+        cmocka_unit_test(half_a_block_of_a_window), cmocka_unit_test(budget),
+        cmocka_unit_test(bytes_are_the_allocators), cmocka_unit_test(failing_allocations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
