@@ -450,10 +450,7 @@ static kvs_status fetch(kvs_session *s, const int32_t *tokens, size_t n, size_t 
     memmove(s->tokens, tokens, s->n_tokens * sizeof *tokens);
     s->has_logits = false;
     s->n_unknown = 0;
-    if (st == KVS_OK) {
-        kvs__share_after(s->share, s->tokens, got); /* from disk to memory */
-    }
-    return KVS_OK;
+    return KVS_OK; /* what came from disk is given to memory with the next block */
 }
 
 /* Takes the session to a prefix of tokens[0 .. n): what is held, or more from elsewhere. */
