@@ -28,6 +28,9 @@
 #define STEP_TOKENS  256u
 #define NUMERICS     "kvstate-numerics-1"
 #define TRIES        4 /* entries that turn out damaged */
+/* What a template may open an answer with: the next turn need not have it again, and an equal prompt
+ * leaves a token to compute. So the snapshot of a prompt's end is that many tokens before it. */
+#define OPENING 8u
 
 typedef struct written {
     pthread_mutex_t lock;
@@ -86,6 +89,13 @@ static void add_layer(kvs__sha256 *sum, const kvs_layer_spec *s)
                    s->window, s->window ? s->sinks : 0, s->dense_until,
                    s->dense_until ? (int)s->dense_dtype : 0, borrows ? s->donor : 0);
     kvs__sha256_field(sum, text, strlen(text));
+    if (s->kind == KVS_LAYER_RECURRENT) { /* undo is no part of it: results do not depend on it */
+        const kvs_recurrent_spec *r = s->recurrent;
+        (void)snprintf(text, sizeof text, "recurrent %d %u %u %u %u %u %u %d", (int)r->rule,
+                       r->n_heads, r->n_groups, r->head_dim, r->state_dim, r->conv_dim,
+                       r->conv_taps, (int)r->conv_dtype);
+        kvs__sha256_field(sum, text, strlen(text));
+    }
 }
 
 /* The frequencies themselves: they can depend on the context's length. */
@@ -310,6 +320,21 @@ static bool idle(kvs__persist *p)
     bool is = p->w.under_way == 0;
     (void)pthread_mutex_unlock(&p->w.lock);
     return is;
+}
+
+void kvs__persist_prompt(kvs__persist *p, size_t held, size_t n)
+{
+    if (p && n > held) {
+        kvs__history_mark(p->history, held); /* a question put otherwise begins here */
+        if (n > held + OPENING) {
+            kvs__history_mark(p->history, n - OPENING);
+        }
+    }
+}
+
+uint32_t kvs__persist_step(const kvs__persist *p, size_t n_tokens, uint32_t n)
+{
+    return p ? kvs__history_step(p->history, n_tokens, n) : n;
 }
 
 void kvs__persist_before(kvs__persist *p, uint32_t n)

@@ -285,6 +285,7 @@ static kvs_status run_blocks(kvs_session *s, const kvs_eval *e, kvs_err *err)
         }
         size_t left = e->n_tokens - done;
         uint32_t n = left < s->block ? (uint32_t)left : s->block;
+        n = kvs__persist_step(s->persist, s->n_tokens, n);
         size_t first = from > done ? from - done : 0;
         wanted w = {first < n ? (uint32_t)first : n, e->on_logits, e->user};
         kvs_status st = run_block(s, e->tokens + done, n, &w, err);
@@ -451,6 +452,7 @@ kvs_status kvs_session_sync(kvs_session *s, const int32_t *tokens, size_t n, siz
         *n_reused = s->n_tokens;
     }
     s->n_reused += s->n_tokens;
+    kvs__persist_prompt(s->persist, s->n_tokens, n);
     st = kvs_session_append(s, n > 0 ? tokens + s->n_tokens : tokens, n - s->n_tokens, err);
     kvs__persist_synced(s->persist, s->tokens, s->n_tokens); /* stopped half way, too */
     return st;

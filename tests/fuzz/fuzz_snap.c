@@ -82,7 +82,7 @@ static size_t make_table(const kvs_cache *c, const uint8_t *p, size_t n, uint8_t
         for (unsigned lo = u16(r + 2); lo < u16(r + 4) && need < PART_MAX;) {
             unsigned hi = lo - lo % 256 + 256;
             hi = hi < u16(r + 4) ? hi : u16(r + 4);
-            need += kvs__hblock_bytes(r[1] ? &l->early.fmt : &l->main.fmt, hi - lo);
+            need += kvs__hblock_bytes(r[1] ? &l->early.fmt : &l->main.fmt, lo, hi - lo);
             lo = hi;
         }
         need += (size_t)(int8_t)r[7];
