@@ -11,6 +11,8 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <signal.h>
+#include <sys/wait.h>
 
 #include "support/fail_alloc.h"
 #include "support/persist_rig.h"
@@ -492,9 +494,24 @@ static void test_memory(void **state)
     }
 }
 
-/* ---- answers under way: the prompt's state and the ids give the same bits */
+/* ---- answers under way: the prompt's state and the ids give the same bits after a kill */
 
-static void test_answers(void **state)
+/* Answers 40 tokens and is killed; in a process of its own. */
+static void answer_and_die(const kind *k, const char *dir, kvs_answer *a, int32_t *made)
+{
+    rig r;
+    rig_open(&r, k, dir, NULL);
+    sync_to(&r, 300, 0);
+    a->ids = made;
+    for (a->n_ids = 1; a->n_ids <= 40; a->n_ids++) {
+        (void)kvs_session_append(r.s, &made[a->n_ids - 1], 1, NULL);
+        (void)kvs_session_put_answer(r.s, a, NULL);
+    }
+    (void)kvs_session_flush(r.s, NULL);
+    (void)raise(SIGKILL);
+}
+
+static void test_killed(void **state)
 {
     (void)state;
     for (size_t i = 0; i < N_KINDS; i++) {
@@ -503,35 +520,35 @@ static void test_answers(void **state)
         rig r;
         rig cold;
         int32_t t[N];
-        int32_t ids[64];
         int32_t made[40];
         size_t n = 0;
+        int status = 0;
         kvs_answer a = KVS_ANSWER_INIT;
         a.request = (kvs_bytes){"temp 1", 6};
         a.prompt = t;
         a.n_prompt = prompt(t, 300, 0);
-        rig_open(&r, k, new_dir(dir, sizeof dir), NULL);
-        rig_open(&cold, k, NULL, NULL);
-        sync_to(&r, 300, 0);
-        sync_to(&cold, 300, 0);
-        a.ids = made;
-        for (a.n_ids = 0; a.n_ids < 40;) {
-            made[a.n_ids] = (int32_t)(a.n_ids * 7 % N_VOCAB);
-            assert_int_equal(kvs_session_append(cold.s, &made[a.n_ids], 1, NULL), KVS_OK);
-            assert_int_equal(kvs_session_append(r.s, &made[a.n_ids], 1, NULL), KVS_OK);
-            a.n_ids++;
-            assert_true(kvs_session_put_answer(r.s, &a, NULL) >= KVS_OK);
+        for (int m = 0; m < 40; m++) {
+            made[m] = m * 7 % N_VOCAB;
         }
-        assert_int_equal(kvs_session_flush(r.s, NULL), KVS_OK);
-        rig_close(&r); /* without a save of the answer */
+        (void)new_dir(dir, sizeof dir);
+        rig_open(&r, k, NULL, NULL); /* writes the model's file */
+        rig_close(&r);
+        pid_t child = fork();
+        assert_true(child >= 0);
+        if (child == 0) {
+            answer_and_die(k, dir, &a, made);
+            _exit(1);
+        }
+        assert_int_equal(waitpid(child, &status, 0), child);
+        assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
         rig_open(&r, k, dir, NULL);
-        assert_int_equal(kvs_session_find_answer(r.s, &a, ids, 64, &n, NULL), KVS_OK);
+        assert_int_equal(kvs_session_find_answer(r.s, &a, t + 300, 64, &n, NULL), KVS_OK);
         assert_int_equal(n, 40);
-        int32_t all[400];
-        memcpy(all, t, 300 * sizeof *t);
-        memcpy(all + 300, ids, n * sizeof *ids);
-        assert_int_equal(kvs_session_sync(r.s, all, 340, NULL, NULL), KVS_OK);
+        assert_memory_equal(t + 300, made, sizeof made);
+        assert_int_equal(kvs_session_sync(r.s, t, 340, NULL, NULL), KVS_OK);
         assert_int_equal(reuse_of(r.s).n_disk, 300);
+        rig_open(&cold, k, NULL, NULL);
+        assert_int_equal(kvs_session_sync(cold.s, t, 340, NULL, NULL), KVS_OK);
         same(&r, kvs_session_logits(cold.s), "resumed", k->name, 340);
         rig_close(&cold);
         rig_close(&r);
@@ -545,7 +562,7 @@ int main(void)
         cmocka_unit_test(test_turns),    cmocka_unit_test(test_edit),
         cmocka_unit_test(test_far_back), cmocka_unit_test(test_identity),
         cmocka_unit_test(test_damage),   cmocka_unit_test(test_no_notes),
-        cmocka_unit_test(test_memory),   cmocka_unit_test(test_answers),
+        cmocka_unit_test(test_memory),   cmocka_unit_test(test_killed),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
