@@ -39,7 +39,7 @@ typedef struct written {
     uint32_t lineage;
     kvs_entry passing; /* durable, on the way: to be removed once a longer one is */
     uint64_t passing_len;
-    uint64_t prompt_len; /* a save of so many tokens stays */
+    uint64_t prompt_len;      /* a save of so many tokens stays */
     kvs_entry dead[MAX_DEAD]; /* to be removed; more than that stay as any entry */
     uint32_t n_dead;
     uint64_t saved, saved_bytes, not_saved;

@@ -50,7 +50,7 @@ struct kvs__history {
     uint64_t rec_undo; /* tokens that every recurrent layer goes back by itself */
     kvs__hsnap *snap;  /* ascending */
     uint32_t n_snaps, cap_snaps;
-    int64_t rec_end;           /* snapshots up to here were taken, or could not be */
+    int64_t rec_end;          /* snapshots up to here were taken, or could not be */
     int64_t mark[KVS__MARKS]; /* positions worth one, the newest first; 0: none */
     /* entry that was restored, pinned */
     kvs_store *store;

@@ -63,8 +63,7 @@ static void piece(copier *c, uint32_t layer, int64_t lo, int64_t hi, const kvs__
         r->hi = hi;
         r->bytes += bytes;
     } else {
-        uint32_t form =
-            kvs__layer_dense(c->h->layer[layer].l) ? KVS__FORM_DENSE : KVS__FORM_CODECS;
+        uint32_t form = kvs__layer_dense(c->h->layer[layer].l) ? KVS__FORM_DENSE : KVS__FORM_CODECS;
         c->runs[c->n_runs++] = (run){layer, form, lo, hi, c->at, bytes};
     }
     c->at += bytes;
@@ -209,7 +208,7 @@ static void fill_parts(const copier *c, kvs__saved *out, size_t table)
     for (uint32_t i = 0; i < c->n_runs; i++) {
         const run *r = &c->runs[i];
         kvs_store_part *p = &out->parts[i + 1];
-        *p = (kvs_store_part){"kv",     0, (int32_t)r->layer, r->bytes, out->data + r->at,
+        *p = (kvs_store_part){"kv",           0, (int32_t)r->layer, r->bytes, out->data + r->at,
                               chunk_of(c, r), 0};
         if (r->form == KVS__FORM_RECURRENT) {
             memcpy(p->name, "recurrent", sizeof "recurrent");

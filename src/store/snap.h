@@ -5,15 +5,16 @@
 
 #include "store/history_priv.h"
 
-#define KVS__SNAP_MAGIC   "KVSSTATE"
-#define KVS__SNAP_VERSION 2u /* 1 where no layer is recurrent and no key is centred: read and written */
-#define KVS__SNAP_HEADER  32u
-#define KVS__SNAP_RUN     32u
+#define KVS__SNAP_MAGIC "KVSSTATE"
+#define KVS__SNAP_VERSION                                                                          \
+    2u /* 1 where no layer is recurrent and no key is centred: read and written */
+#define KVS__SNAP_HEADER 32u
+#define KVS__SNAP_RUN    32u
 
 /* How a run holds what it holds. */
 enum {
     KVS__FORM_CODECS = 0,
-    KVS__FORM_DENSE = 1,   /* that of a delayed conversion, before it */
+    KVS__FORM_DENSE = 1,    /* that of a delayed conversion, before it */
     KVS__FORM_RECURRENT = 2 /* planes of a recurrent layer after hi tokens; lo is 0 */
 };
 

@@ -30,8 +30,8 @@ kvs_status kvs__snap_header(const unsigned char *p, size_t n, uint64_t *len, uin
     }
     uint32_t version = get_u32(p + 8);
     if (version == 0 || version > KVS__SNAP_VERSION || get_u32(p + 12) != KVS__HISTORY_BLOCK) {
-        return kvs__fail(err, KVS_E_FORMAT, "store", "state of version %u in blocks of %u",
-                         version, get_u32(p + 12));
+        return kvs__fail(err, KVS_E_FORMAT, "store", "state of version %u in blocks of %u", version,
+                         get_u32(p + 12));
     }
     *len = get_u64(p + 16);
     *n_layers = get_u32(p + 24);
@@ -249,7 +249,7 @@ static kvs_status snap_reach(const kvs__history *h, const kvs__snap *s, int64_t 
     int64_t before = -1;
     while (*c > 0 && *c != before) {
         before = *c;
-        for (uint32_t i = 0; i < h->n_layers && *c > 0; i++) {
+        for (uint32_t i = 0; i<h->n_layers && * c> 0; i++) {
             if (h->layer[i].rec) {
                 const kvs__snap_block *snap = rec_block(s, i, *c);
                 *c = snap ? snap->b.hi : 0;
@@ -514,34 +514,53 @@ static bool fill_block(kvs__history *h, kvs__hlayer *hl, kvs__snap_block *sb, co
     return ok;
 }
 
+/* The snapshot at pos of every recurrent layer. False: one has none there, or it can't be read. */
+static bool read_snap(const kvs__history *h, const kvs__snap *s, const kvs__hsnap *to)
+{
+    for (uint32_t i = 0; i < h->n_layers; i++) {
+        const kvs__hlayer *hl = &h->layer[i];
+        if (!hl->rec) {
+            continue;
+        }
+        const kvs__snap_block *b = rec_block(s, i, to->pos);
+        if (!b || b->b.hi != to->pos) {
+            return false;
+        }
+        kvs_store_buf buf = {b->part, 0, hl->rec_bytes, to->data + hl->rec_at};
+        if (kvs_store_get(h->store, h->entry, &buf, 1, NULL) != KVS_OK) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* False: stop. */
+static bool fill_snap(kvs__history *h, const kvs__snap *s, int64_t pos)
+{
+    if (pos > (int64_t)h->from_entry || !kvs__hrec_wanted(h, pos) || kvs__hrec_find(h, pos)) {
+        return true;
+    }
+    if (h->rec_bytes > h->max_bytes || h->bytes > h->max_bytes - h->rec_bytes) {
+        return false;
+    }
+    const kvs__hsnap *snap = kvs__hrec_insert(h, pos);
+    if (snap && !read_snap(h, s, snap)) {
+        kvs__hrec_remove(h, pos);
+    }
+    return snap != NULL;
+}
+
 /* Snapshots of the entry that are wanted, from the newest on, while they have room. All layers have
- * theirs at the same positions; one that does not is passed over. */
-static void fill_snaps(kvs__history *h, kvs__snap *s)
+ * theirs at the same positions: those of the first one are looked through. */
+static void fill_snaps(kvs__history *h, const kvs__snap *s)
 {
     const kvs__snap_layer *first = NULL;
     for (uint32_t i = 0; i < h->n_layers && !first; i++) {
         first = h->layer[i].rec ? &s->layer[i] : NULL;
     }
     for (uint32_t k = first ? first->n : 0; k-- > 0;) {
-        const int64_t pos = s->blk[first->first + k].b.hi;
-        if (pos > (int64_t)h->from_entry || !kvs__hrec_wanted(h, pos) || kvs__hrec_find(h, pos)) {
-            continue;
-        }
-        if (h->rec_bytes > h->max_bytes || h->bytes > h->max_bytes - h->rec_bytes) {
+        if (!fill_snap(h, s, s->blk[first->first + k].b.hi)) {
             return;
-        }
-        kvs__hsnap *snap = kvs__hrec_insert(h, pos);
-        bool ok = snap != NULL;
-        for (uint32_t i = 0; ok && i < h->n_layers; i++) {
-            const kvs__hlayer *hl = &h->layer[i];
-            const kvs__snap_block *b = hl->rec ? rec_block(s, i, pos) : NULL;
-            kvs_store_buf buf = {b ? b->part : 0, 0, hl->rec_bytes,
-                                 snap->data + (hl->rec ? hl->rec_at : 0)};
-            ok = !hl->rec || (b && b->b.hi == pos &&
-                              kvs_store_get(h->store, h->entry, &buf, 1, NULL) == KVS_OK);
-        }
-        if (snap && !ok) {
-            kvs__hrec_remove(h, pos);
         }
     }
 }

@@ -37,8 +37,8 @@ typedef struct ref {
     int64_t until;  /* ... of the groups that begin below this; 0: no conversion */
     float in[MOST][ROW];
     float v_in[MOST][HEADS * V_DIM];
-    float rest[MOST][HEADS][DIM];     /* what is stored of a key, decoded */
-    float v[MOST][HEADS][V_DIM];      /* in the domain that they are stored in */
+    float rest[MOST][HEADS][DIM]; /* what is stored of a key, decoded */
+    float v[MOST][HEADS][V_DIM];  /* in the domain that they are stored in */
     float center[MOST / GROUP + 1][HEADS][DIM];
     uint32_t words[MOST][HEADS][DIM];
     uint32_t scales[MOST][HEADS][4];
@@ -131,7 +131,8 @@ static void store(ref *r, int64_t p, int h)
 static void draw(float *k, float *v, int64_t pos, uint64_t text)
 {
     for (int i = 0; i < ROW; i++) {
-        float mean = 3.0f * rig_value(9, (uint64_t)i) + 0.01f * (float)pos * rig_value(8, (uint64_t)i);
+        float mean =
+            3.0f * rig_value(9, (uint64_t)i) + 0.01f * (float)pos * rig_value(8, (uint64_t)i);
         k[i] = mean + 0.3f * rig_value(text, (uint64_t)pos * 1000 + (uint64_t)i);
     }
     for (int i = 0; i < HEADS * V_DIM; i++) {
@@ -168,7 +169,8 @@ static ref *ref_of(kvs_ctx *ctx, const kvs_layer_spec *spec, int64_t n, uint64_t
 }
 
 /* One query head at position pos, by the order of docs/numerics.md. */
-static void ref_attend(const ref *r, const float *query, int64_t pos, int h, float scale, float *out)
+static void ref_attend(const ref *r, const float *query, int64_t pos, int h, float scale,
+                       float *out)
 {
     float q[DIM];
     float total[V_DIM] = {0};
@@ -267,7 +269,7 @@ static void same_planes(const kvs_cache *c, const ref *r, int64_t begin, int64_t
                 uint16_t half = 0;
                 float got = 0.0f;
                 memcpy(unit == 4 ? (void *)&got : (void *)&half, row + d * unit, unit);
-                got = unit == 4                     ? got
+                got = unit == 4                    ? got
                       : r->spec.k.dtype == KVS_F16 ? kvs__f16_to_f32(half)
                                                    : kvs__bf16_to_f32(half);
                 if (memcmp(&got, &want[d], sizeof got) != 0) {
@@ -590,7 +592,8 @@ static void test_import(void **state)
                 uint8_t *element = (uint8_t *)p.k_center + DIM;
                 if (at % GROUP != 0) {
                     *element ^= 1;
-                    assert_int_equal(kvs_cache_import(c, 0, at, (uint64_t)n, &p, NULL), KVS_E_INVAL);
+                    assert_int_equal(kvs_cache_import(c, 0, at, (uint64_t)n, &p, NULL),
+                                     KVS_E_INVAL);
                     assert_int_equal(kvs_cache_length(c, 0), at);
                     *element ^= 1;
                 }

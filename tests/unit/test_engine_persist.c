@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
 #include "support/fail_alloc.h"
 #include "support/persist_rig.h"
+#include <cmocka.h>
 
 static const tiny llama = {.arch = "llama",
                            .n_layers = 2,

@@ -54,8 +54,8 @@ static const kind kinds[] = {
     {"next", &next, PLAN("f16", .n_ctx = 2048), 1},
     {"next c4", &next, PLAN("c4", .n_ctx = 2048, .undo_tokens = KVS_UNDO_NONE), 1},
     {"next q8, paged", &next, PLAN("q8", .n_ctx = 2048, .kv_block = 48, .undo_bytes = 200000), 1},
-    {"next, window", &next,
-     PLAN("q4", .n_ctx = 2048, .window = 40, .sinks = 4, .max_block = 64), 1},
+    {"next, window", &next, PLAN("q4", .n_ctx = 2048, .window = 40, .sinks = 4, .max_block = 64),
+     1},
     {"next, far undo", &next, PLAN("f16", .n_ctx = 2048, .undo_tokens = 300), 1},
 };
 #define N_KINDS (sizeof kinds / sizeof kinds[0])
@@ -198,7 +198,9 @@ static void test_turns(void **state)
         for (int way = 0; way < 6; way++) {
             const kind *k = &kinds[i];
             const bool restart = way & 1;
-            const size_t dropped = way < 2 ? 0 : way < 4 ? 1 : 3; /* of the prompt, with the answer */
+            const size_t dropped = way < 2   ? 0
+                                   : way < 4 ? 1
+                                             : 3; /* of the prompt, with the answer */
             char dir[300];
             rig r;
             talk t = {{0}, 0};

@@ -368,7 +368,7 @@ static kvs_status try_table(rig *r, const table *t, uint64_t want, uint64_t *n, 
 }
 
 #define KV0(n) ((size_t)(n) * (64 + 32))
-#define KV1(n) ((size_t)(n) * 2 * (16 + 2 + 2 + 64))
+#define KV1(n) ((size_t)(n)*2 * (16 + 2 + 2 + 64))
 
 static table good(uint32_t version)
 {
@@ -418,10 +418,10 @@ static void test_tables(void **state)
         size_t run, field, bytes;
         uint64_t value;
     } bad[] = {
-        {2, 4, 4, 0},   {2, 4, 4, 1},   {2, 4, 4, 3},  {0, 4, 4, 2}, {2, 8, 8, 1},
-        {2, 16, 8, 0},  {3, 16, 8, 40}, {3, 16, 8, 30}, {3, 16, 8, 101}, {2, 0, 4, 1},
-        {2, 0, 4, 4},   {4, 0, 4, 2},   {2, 28, 4, 1},  {2, 24, 4, 0},   {2, 24, 4, 99},
-        {2, 16, 8, UINT64_MAX},
+        {2, 4, 4, 0},    {2, 4, 4, 1},  {2, 4, 4, 3},   {0, 4, 4, 2},
+        {2, 8, 8, 1},    {2, 16, 8, 0}, {3, 16, 8, 40}, {3, 16, 8, 30},
+        {3, 16, 8, 101}, {2, 0, 4, 1},  {2, 0, 4, 4},   {4, 0, 4, 2},
+        {2, 28, 4, 1},   {2, 24, 4, 0}, {2, 24, 4, 99}, {2, 16, 8, UINT64_MAX},
     };
     for (size_t i = 0; i < KVS_COUNT(bad); i++) {
         t = good(2);
@@ -442,7 +442,8 @@ static void test_tables(void **state)
 static void test_version_1(void **state)
 {
     (void)state;
-    kvs_layer_spec l[2] = {rig_spec(1, 16, 16, "f32", "f16"), rig_spec(2, DIM, DIM, "q4:32", "f16")};
+    kvs_layer_spec l[2] = {rig_spec(1, 16, 16, "f32", "f16"),
+                           rig_spec(2, DIM, DIM, "q4:32", "f16")};
     rig r;
     kvs__saved saved;
     rig_make(&r, rig_ctx(1, 0), "q4:32", 0, 0, 0);
@@ -732,10 +733,10 @@ static void test_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bytes),       cmocka_unit_test(test_tables),
-        cmocka_unit_test(test_version_1),   cmocka_unit_test(test_two_centers),
-        cmocka_unit_test(test_restore),     cmocka_unit_test(test_marks),
-        cmocka_unit_test(test_budget),      cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_bytes),     cmocka_unit_test(test_tables),
+        cmocka_unit_test(test_version_1), cmocka_unit_test(test_two_centers),
+        cmocka_unit_test(test_restore),   cmocka_unit_test(test_marks),
+        cmocka_unit_test(test_budget),    cmocka_unit_test(test_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
