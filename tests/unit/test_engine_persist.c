@@ -10,9 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <cmocka.h>
+
 #include "support/fail_alloc.h"
 #include "support/persist_rig.h"
-#include <cmocka.h>
 
 static const tiny llama = {.arch = "llama",
                            .n_layers = 2,
@@ -277,7 +278,7 @@ static void test_identity(void **state)
     rig_open(&r, &k, new_dir(dir, sizeof dir), NULL);
     sync_to(&r, N, 0);
     rig_close(&r);
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 9; i++) {
         (void)snprintf(copy, sizeof copy, "%s-%d", dir, i);
         char command[800];
         (void)snprintf(command, sizeof command, "cp -r '%s' '%s'", dir, copy);
@@ -304,6 +305,9 @@ static void test_identity(void **state)
             break;
         case 5:
             o.adapter = (kvs_bytes){"base 5", 6};
+            break;
+        case 7: /* rotated the same, but centred */
+            k.plan.kv = "c8";
             break;
         case 6:
             o.salt = (kvs_bytes){"base 5", 6};

@@ -301,6 +301,85 @@ static void test_far_back(void **state)
     }
 }
 
+/* ---- drafts: rejected tokens are in no snapshot, and a checkpoint that a round jumps over has one */
+
+/* Two of three drafts are what the text goes on with. */
+static uint32_t guess(void *user, const int32_t *tokens, size_t n_tokens, int32_t *out, uint32_t n)
+{
+    const talk *k = user;
+    (void)tokens;
+    for (uint32_t i = 0; i < n; i++) {
+        out[i] = i == 2 || n_tokens + i >= k->n ? 0 : k->t[n_tokens + i];
+    }
+    return n;
+}
+
+static void test_drafts(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_KINDS; i++) {
+        const kind *k = &kinds[i];
+        if (undo_of(k) < 8) {
+            continue;
+        }
+        char dir[300];
+        rig r;
+        static talk plain;
+        int32_t id = 0;
+        kvs_sampler_opts so = KVS_SAMPLER_OPTS_INIT;
+        kvs_spec_opts po = KVS_SPEC_OPTS_INIT;
+        kvs_sampler *sampler = NULL;
+        kvs_spec *spec = NULL;
+        so.temperature = 0.0f;
+        plain.n = 0;
+        say(&plain, 240, 1);
+        rig_open(&r, k, NULL, NULL);
+        assert_int_equal(kvs_sampler_new(r.ctx, &so, N_VOCAB, &sampler, NULL), KVS_OK);
+        assert_int_equal(kvs_session_sync(r.s, plain.t, plain.n, NULL, NULL), KVS_OK);
+        while (plain.n < 400) {
+            assert_int_equal(kvs_session_sample(r.s, sampler, &id, NULL), KVS_OK);
+            assert_int_equal(kvs_session_append(r.s, &id, 1, NULL), KVS_OK);
+            plain.t[plain.n++] = id;
+        }
+        kvs_sampler_free(sampler);
+        rig_close(&r);
+        rig_open(&r, k, new_dir(dir, sizeof dir), NULL);
+        assert_int_equal(kvs_session_sync(r.s, plain.t, 240, NULL, NULL), KVS_OK);
+        po.flags = KVS_SPEC_FIXED;
+        po.max_drafts = 5;
+        po.draft = guess;
+        po.user = &plain;
+        assert_int_equal(kvs_spec_new(r.s, &po, &spec, NULL), KVS_OK);
+        size_t n = 240;
+        while (n < 330) {
+            assert_int_equal(kvs_spec_next(spec, NULL), KVS_OK);
+            const int32_t *t = kvs_session_tokens(r.s, &n);
+            assert_memory_equal(t, plain.t, n * sizeof *t);
+        }
+        assert_true(kvs_session_save(r.s, NULL) >= KVS_OK);
+        kvs_spec_stats stats = KVS_SPEC_STATS_INIT;
+        assert_int_equal(kvs_spec_get_stats(spec, &stats), KVS_OK);
+        assert_true(stats.n_accepted > 10 && stats.n_accepted < stats.n_drafts);
+        kvs_spec_free(spec);
+        rig_close(&r);
+        for (size_t at = 300; at <= 400; at += 100) {
+            size_t reused = 0;
+            talk other = plain;
+            rig cold;
+            other.n = at;
+            say(&other, 5, 9);
+            rig_open(&r, k, dir, NULL);
+            rig_open(&cold, k, NULL, NULL);
+            assert_int_equal(kvs_session_sync(r.s, other.t, other.n, &reused, NULL), KVS_OK);
+            assert_int_equal(kvs_session_sync(cold.s, other.t, other.n, NULL, NULL), KVS_OK);
+            assert_int_equal(reused, at == 300 ? 256 : n);
+            same(&r, kvs_session_logits(cold.s), "drafts", k->name, reused);
+            rig_close(&cold);
+            rig_close(&r);
+        }
+    }
+}
+
 /* ---- what it depends on */
 
 static void test_identity(void **state)
@@ -562,9 +641,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_restored), cmocka_unit_test(test_back),
         cmocka_unit_test(test_turns),    cmocka_unit_test(test_edit),
-        cmocka_unit_test(test_far_back), cmocka_unit_test(test_identity),
-        cmocka_unit_test(test_damage),   cmocka_unit_test(test_no_notes),
-        cmocka_unit_test(test_memory),   cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_far_back), cmocka_unit_test(test_drafts),
+        cmocka_unit_test(test_identity), cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_no_notes), cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_killed),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
