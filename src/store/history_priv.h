@@ -115,11 +115,6 @@ bool kvs__hrec_drop_mark(kvs__history *h);
 /* Can every recurrent layer go to c, by itself or with a snapshot? And takes them there. */
 bool kvs__hrec_serves(const kvs__history *h, int64_t c);
 kvs_status kvs__hrec_back(kvs__history *h, int64_t c, kvs_err *err);
-/* The planes of one layer after `at` tokens, which are its length or kept by it; and back into the layer. */
-void kvs__hrec_get(const kvs__hlayer *hl, int64_t at, unsigned char *dst);
-kvs_status kvs__hrec_put(kvs_ctx *ctx, const kvs__hlayer *hl, int64_t at, const unsigned char *src,
-                         kvs_err *err);
-
 static inline bool kvs__layer_dense(const kvs__layer *l)
 {
     return kvs__layer_store(l) == &l->early;

@@ -11,14 +11,6 @@
 
 #include "store/history_priv.h"
 
-/* Where the state begins, after the tail. */
-static size_t state_at(const kvs_recurrent_spec *s)
-{
-    size_t element = s->conv_dtype == KVS_F32 ? 4 : 2;
-    size_t tail = s->conv_dim ? (size_t)(s->conv_taps - 1) * s->conv_dim * element : 0;
-    return (tail + 7) & ~(size_t)7;
-}
-
 kvs_status kvs__hrec_init(kvs__history *h, kvs_err *err)
 {
     h->rec_undo = UINT64_MAX;
@@ -29,33 +21,15 @@ kvs_status kvs__hrec_init(kvs__history *h, kvs_err *err)
             continue;
         }
         const kvs_recurrent_spec *s = &l->rec->spec;
-        size_t row = (size_t)s->head_dim * s->state_dim * sizeof(float);
-        size_t state = 0;
-        bool ok = kvs__mul_size(row, s->n_heads, &state) &&
-                  kvs__add_size(state, state_at(s) + 7, &hl->rec_bytes);
-        hl->rec_bytes &= ~(size_t)7;
         hl->rec = l;
         hl->rec_at = h->rec_bytes;
-        if (!ok || !kvs__add_size(h->rec_bytes, hl->rec_bytes, &h->rec_bytes)) {
+        if (!kvs__rec_packed_bytes(s, &hl->rec_bytes) ||
+            !kvs__add_size(h->rec_bytes, hl->rec_bytes, &h->rec_bytes)) {
             return kvs__fail(err, KVS_E_RANGE, "store", "layer %u: its state is too large", i);
         }
         h->rec_undo = s->undo_tokens < h->rec_undo ? s->undo_tokens : h->rec_undo;
     }
     return KVS_OK;
-}
-
-void kvs__hrec_get(const kvs__hlayer *hl, int64_t at, unsigned char *dst)
-{
-    const kvs__rec *r = hl->rec->rec;
-    kvs__rec_export(r, at, dst, (float *)(void *)(dst + state_at(&r->spec)));
-}
-
-kvs_status kvs__hrec_put(kvs_ctx *ctx, const kvs__hlayer *hl, int64_t at, const unsigned char *src,
-                         kvs_err *err)
-{
-    kvs__rec *r = hl->rec->rec;
-    const float *state = (const float *)(const void *)(src + state_at(&r->spec));
-    return kvs__rec_import(ctx, r, at, src, state, err);
 }
 
 /* ---- the list */
@@ -171,20 +145,6 @@ kvs__hsnap *kvs__hrec_insert(kvs__history *h, int64_t pos)
 
 /* ---- taking snapshots */
 
-/* At a position that the layer only rewinds to: in a copy of it. */
-static bool get_rewound(kvs_ctx *ctx, const kvs__hlayer *hl, int64_t pos, unsigned char *dst)
-{
-    kvs__layer tmp = *hl->rec;
-    kvs__hlayer from = *hl;
-    if (kvs__rec_fork(ctx, hl->rec->rec, pos, &tmp.rec, NULL) != KVS_OK) {
-        return false;
-    }
-    from.rec = &tmp;
-    kvs__hrec_get(&from, pos, dst);
-    kvs__rec_free(ctx, tmp.rec);
-    return true;
-}
-
 static bool reaches(const kvs__history *h, int64_t pos)
 {
     for (uint32_t i = 0; i < h->n_layers; i++) {
@@ -207,11 +167,8 @@ static bool take(kvs__history *h, int64_t pos)
     bool ok = s != NULL;
     for (uint32_t i = 0; ok && i < h->n_layers; i++) {
         const kvs__hlayer *hl = &h->layer[i];
-        if (hl->rec && kvs__rec_kept(hl->rec->rec, pos) == pos) {
-            kvs__hrec_get(hl, pos, s->data + hl->rec_at);
-        } else if (hl->rec) {
-            ok = get_rewound(h->ctx, hl, pos, s->data + hl->rec_at);
-        }
+        ok = !hl->rec ||
+             kvs__rec_pack(h->ctx, hl->rec->rec, pos, s->data + hl->rec_at, NULL) == KVS_OK;
     }
     if (s && !ok) {
         drop_at(h, (uint32_t)(s - h->snap));
@@ -287,7 +244,7 @@ kvs_status kvs__hrec_back(kvs__history *h, int64_t c, kvs_err *err)
         if (kvs__rec_can_rewind(hl->rec->rec, back)) {
             kvs__rec_rewind(h->ctx, hl->rec->rec, back);
         } else if (s) {
-            st = kvs__hrec_put(h->ctx, hl, c, s->data + hl->rec_at, err);
+            st = kvs__rec_unpack(h->ctx, hl->rec->rec, c, s->data + hl->rec_at, err);
         } else {
             st = kvs__fail(err, KVS_E_STATE, "store", "layer %u can't go back to %lld tokens", i,
                            (long long)c);

@@ -78,7 +78,7 @@ static void piece_rec(copier *c, uint32_t layer, int64_t pos, const kvs__hsnap *
     } else if (snap) {
         memcpy(c->data + c->at, snap->data + hl->rec_at, hl->rec_bytes);
     } else {
-        kvs__hrec_get(hl, pos, c->data + c->at);
+        (void)kvs__rec_pack(c->h->ctx, hl->rec->rec, pos, c->data + c->at, NULL); /* is kept */
     }
     c->at += hl->rec_bytes;
 }

@@ -340,7 +340,7 @@ static kvs_status load_layer(reader *r, uint32_t i, kvs_err *err)
     const kvs__snap_layer *sl = &r->s->layer[i];
     const kvs__snap_block *snap = hl->rec ? rec_block(r->s, i, r->c) : NULL;
     if (snap) {
-        return kvs__hrec_put(r->h->ctx, hl, r->c, snap->b.data, err);
+        return kvs__rec_unpack(r->h->ctx, hl->rec->rec, r->c, snap->b.data, err);
     }
     if (!hl->l) {
         return KVS_OK;

@@ -16,18 +16,14 @@
 #include "store/history_priv.h"
 #include "support/cache_rig.h"
 #include "support/fail_alloc.h"
+#include "support/hybrid_rig.h"
 #include "support/memfs.h"
-
-#define LAYERS 4
-#define DIM    32
-#define DELTA  272 /* bytes of the planes of layer 2: a tail of 30, 2 of zeros, a state of 240 */
-#define SSD    48  /* of layer 3 */
 
 /* store/kvstore.h, which has a name of the kernels' too */
 kvs_status kvs__store_open_vfs(kvs_ctx *ctx, kvs__vfs *v, const char *dir,
                                const kvs_store_opts *opts, kvs_store **out, kvs_err *err);
 
-/* ---- rig: 0 grows, f32; 1 as asked; 2 gated delta behind a convolution of 5; 3 Mamba-2 without one */
+/* ---- rig */
 
 typedef struct rig {
     kvs_ctx *ctx;
@@ -37,40 +33,12 @@ typedef struct rig {
     kvs_store *s;
 } rig;
 
-static void specs(kvs_layer_spec *l, kvs_recurrent_spec *r, const char *k, uint32_t window,
-                  uint32_t undo)
-{
-    l[0] = rig_spec(1, 16, 16, "f32", "f16");
-    l[1] = rig_spec(2, DIM, DIM, k, "f16");
-    if (window) {
-        l[1] = rig_ring(l[1], window, 3, 16);
-    }
-    for (int i = 0; i < 2; i++) {
-        r[i] = (kvs_recurrent_spec)KVS_RECURRENT_SPEC_INIT;
-        l[2 + i] = (kvs_layer_spec)KVS_LAYER_SPEC_INIT;
-        l[2 + i].kind = KVS_LAYER_RECURRENT;
-        l[2 + i].recurrent = &r[i];
-        r[i].n_groups = 1;
-        r[i].state_dim = 4;
-        r[i].undo_tokens = undo;
-    }
-    r[0].rule = KVS_RECURRENT_GATED_DELTA;
-    r[0].n_heads = 3;
-    r[0].head_dim = 5;
-    r[0].conv_dim = 5;
-    r[0].conv_taps = 4;
-    r[0].conv_dtype = KVS_F16;
-    r[1].rule = KVS_RECURRENT_SSD;
-    r[1].n_heads = 1;
-    r[1].head_dim = 3;
-}
-
 static kvs_cache *make_cache(kvs_ctx *ctx, const char *k, uint32_t window, uint32_t undo)
 {
-    kvs_layer_spec l[LAYERS];
+    kvs_layer_spec l[HYBRID_LAYERS];
     kvs_recurrent_spec r[2];
-    specs(l, r, k, window, undo);
-    return rig_cache(ctx, l, LAYERS, 0);
+    hybrid_specs(l, r, k, window, undo);
+    return rig_cache(ctx, l, HYBRID_LAYERS, 0);
 }
 
 static void rig_make(rig *r, kvs_ctx *ctx, const char *k, uint32_t window, uint32_t undo,
@@ -95,45 +63,16 @@ static void rig_free(rig *r)
     kvs_ctx_free(r->ctx);
 }
 
-/* Numbers that depend on text, layer and position alone, so that any calls give the same state. */
-static void advance(kvs_cache *c, uint32_t layer, int64_t pos, uint64_t text)
-{
-    static const float decay[3] = {-0.05f, -0.1f, -0.2f};
-    const kvs_recurrent_spec *s = kvs_cache_spec(c, layer)->recurrent;
-    float x[64];
-    kvs_recurrent_step st = KVS_RECURRENT_STEP_INIT;
-    for (int i = 0; i < 64; i++) {
-        x[i] = rig_value(text * 8 + layer, (uint64_t)pos * 64 + (uint64_t)i);
-    }
-    st.n_tokens = 1;
-    st.conv_x = s->conv_dim ? x : NULL;
-    st.k = x + 8;
-    st.v = x + 16;
-    st.a = x + 40;
-    st.b = s->rule == KVS_RECURRENT_SSD ? NULL : x + 48;
-    st.decay = decay;
-    rig_must(kvs_recurrent_advance(c, layer, &st, NULL));
-}
-
 static void grow(rig *r, int64_t end, uint64_t text)
 {
     for (int64_t p = kvs_cache_length(r->c, 0); p < end; p++) {
         kvs__history_note(r->h, 1);
         rig_must(rig_append(r->c, 0, 1, text, NULL));
         rig_must(rig_append(r->c, 1, 1, text + 10, NULL));
-        advance(r->c, 2, p, text);
-        advance(r->c, 3, p, text);
+        hybrid_advance(r->c, 2, p, text);
+        hybrid_advance(r->c, 3, p, text);
         kvs__history_note(r->h, 0);
     }
-}
-
-static void rec_planes(const kvs_cache *c, uint32_t layer, int64_t at, unsigned char *dst)
-{
-    kvs_recurrent_planes p = KVS_RECURRENT_PLANES_INIT;
-    memset(dst, 0, DELTA);
-    p.conv = layer == 2 ? dst : NULL;
-    p.state = (float *)(void *)(dst + (layer == 2 ? 32 : 0));
-    rig_must(kvs_recurrent_export(c, layer, at, &p, NULL));
 }
 
 /* Planes at `pos` of a cache that stopped there. */
@@ -142,20 +81,20 @@ static void planes_at(uint32_t layer, int64_t pos, uint64_t text, unsigned char 
     rig r;
     rig_make(&r, rig_ctx(1, 0), "f32", 0, 0, 0);
     grow(&r, pos, text);
-    rec_planes(r.c, layer, pos, dst);
+    hybrid_planes(r.c, layer, pos, dst);
     rig_free(&r);
 }
 
 static void same_cache(const kvs_cache *a, const kvs_cache *b)
 {
-    for (uint32_t i = 0; i < LAYERS; i++) {
+    for (uint32_t i = 0; i < HYBRID_LAYERS; i++) {
         int64_t n = kvs_cache_length(a, i);
         assert_int_equal(n, kvs_cache_length(b, i));
         if (i >= 2) {
-            _Alignas(8) unsigned char x[DELTA];
-            _Alignas(8) unsigned char y[DELTA];
-            rec_planes(a, i, n, x);
-            rec_planes(b, i, n, y);
+            _Alignas(8) unsigned char x[HYBRID_DELTA];
+            _Alignas(8) unsigned char y[HYBRID_DELTA];
+            hybrid_planes(a, i, n, x);
+            hybrid_planes(b, i, n, y);
             assert_memory_equal(x, y, sizeof x);
             continue;
         }
@@ -243,20 +182,20 @@ static void test_bytes(void **state)
     assert_int_equal(le(t + 8, 4), 2);
     assert_int_equal(le(t + 12, 4), 256);
     assert_int_equal(le(t + 16, 8), len);
-    assert_int_equal(le(t + 24, 4), LAYERS);
+    assert_int_equal(le(t + 24, 4), HYBRID_LAYERS);
     static const struct {
         uint32_t layer, form;
         int64_t end;
         size_t bytes;
     } want[] = {{0, 0, 300, 300 * (64 + 32)},
                 /* codes, scales, biases, V; centres of 4 groups, then of 1 */
-                {1, 0, 300, 2 * (300 * (16 + 4 + 4 + 64) + 5 * DIM * 4)},
-                {2, 2, 256, DELTA},
-                {2, 2, 290, DELTA},
-                {2, 2, 300, DELTA},
-                {3, 2, 256, SSD},
-                {3, 2, 290, SSD},
-                {3, 2, 300, SSD}};
+                {1, 0, 300, 2 * (300 * (16 + 4 + 4 + 64) + 5 * HYBRID_DIM * 4)},
+                {2, 2, 256, HYBRID_DELTA},
+                {2, 2, 290, HYBRID_DELTA},
+                {2, 2, 300, HYBRID_DELTA},
+                {3, 2, 256, HYBRID_SSD},
+                {3, 2, 290, HYBRID_SSD},
+                {3, 2, 300, HYBRID_SSD}};
     assert_int_equal(le(t + 28, 4), KVS_COUNT(want));
     assert_int_equal(saved.n_parts, KVS_COUNT(want) + 1);
     for (size_t i = 0; i < KVS_COUNT(want); i++) {
@@ -271,7 +210,7 @@ static void test_bytes(void **state)
         assert_int_equal(part->bytes, want[i].bytes);
         assert_string_equal(part->name, want[i].form == 2 ? "recurrent" : "kv");
         if (want[i].form == 2) {
-            _Alignas(8) unsigned char planes[DELTA];
+            _Alignas(8) unsigned char planes[HYBRID_DELTA];
             planes_at(want[i].layer, want[i].end, 1, planes);
             assert_memory_equal(planes, part->data, part->bytes);
         }
@@ -281,12 +220,12 @@ static void test_bytes(void **state)
     const size_t first = 2 * (256 * (16 + 4 + 4 + 64));
     for (int64_t g = 0; g < 5; g++) {
         kvs_planes p = KVS_PLANES_INIT;
-        float center[2][DIM];
+        float center[2][HYBRID_DIM];
         p.k_center = center;
         rig_must(kvs_cache_export(r.c, 1, g * 64, 1, &p, NULL));
         for (size_t h = 0; h < 2; h++) {
-            size_t at = g < 4 ? first + (h * 4 + (size_t)g) * DIM * 4
-                              : want[1].bytes - 2 * (size_t)DIM * 4 + h * DIM * 4;
+            size_t at = g < 4 ? first + (h * 4 + (size_t)g) * HYBRID_DIM * 4
+                              : want[1].bytes - 2 * (size_t)HYBRID_DIM * 4 + h * HYBRID_DIM * 4;
             assert_memory_equal(kv + at, center[h], sizeof center[h]);
         }
     }
@@ -317,7 +256,7 @@ static table table_of(uint32_t version, uint64_t len)
     put_le(t.bytes + 8, version, 4);
     put_le(t.bytes + 12, 256, 4);
     put_le(t.bytes + 16, len, 8);
-    put_le(t.bytes + 24, LAYERS, 4);
+    put_le(t.bytes + 24, HYBRID_LAYERS, 4);
     return t;
 }
 
@@ -357,7 +296,7 @@ static kvs_status try_table(rig *r, const table *t, uint64_t want, uint64_t *n, 
     assert_int_equal(a, b);
     if (a == KVS_OK) {
         assert_int_equal(*n, probed);
-        for (uint32_t i = 0; i < LAYERS; i++) {
+        for (uint32_t i = 0; i < HYBRID_LAYERS; i++) {
             assert_int_equal(kvs_cache_length(o.c, i), probed);
         }
     } else {
@@ -375,10 +314,10 @@ static table good(uint32_t version)
     table t = table_of(version, 100);
     add(&t, 0, 0, 0, 100, KV0(100));
     add(&t, 1, 0, 0, 100, KV1(100));
-    add(&t, 2, 2, 0, 40, DELTA);
-    add(&t, 2, 2, 0, 100, DELTA);
-    add(&t, 3, 2, 0, 40, SSD);
-    add(&t, 3, 2, 0, 100, SSD);
+    add(&t, 2, 2, 0, 40, HYBRID_DELTA);
+    add(&t, 2, 2, 0, 100, HYBRID_DELTA);
+    add(&t, 3, 2, 0, 40, HYBRID_SSD);
+    add(&t, 3, 2, 0, 100, HYBRID_SSD);
     return t;
 }
 
@@ -443,7 +382,7 @@ static void test_version_1(void **state)
 {
     (void)state;
     kvs_layer_spec l[2] = {rig_spec(1, 16, 16, "f32", "f16"),
-                           rig_spec(2, DIM, DIM, "q4:32", "f16")};
+                           rig_spec(2, HYBRID_DIM, HYBRID_DIM, "q4:32", "f16")};
     rig r;
     kvs__saved saved;
     rig_make(&r, rig_ctx(1, 0), "q4:32", 0, 0, 0);
@@ -485,7 +424,7 @@ static void test_version_1(void **state)
 static void test_two_centers(void **state)
 {
     (void)state;
-    kvs_layer_spec l = rig_spec(1, DIM, DIM, "c4:32/f32", "f16");
+    kvs_layer_spec l = rig_spec(1, HYBRID_DIM, HYBRID_DIM, "c4:32/f32", "f16");
     rig r;
     rig_make(&r, rig_ctx(1, 0), "q4:32", 0, 0, 0);
     for (int differ = 0; differ < 2; differ++) {
@@ -493,7 +432,7 @@ static void test_two_centers(void **state)
         kvs__history *h = NULL;
         kvs_err err = KVS_ERR_INIT;
         static unsigned char data[2][1 << 13];
-        const size_t bytes = (size_t)20 * (16 + 4 + 4 + 64) + DIM * 4;
+        const size_t bytes = (size_t)20 * (16 + 4 + 4 + 64) + HYBRID_DIM * 4;
         rig_must(kvs__history_new(r.ctx, c, 0, &h, NULL));
         table t = table_of(2, 40);
         put_le(t.bytes + 24, 1, 4);
@@ -583,6 +522,8 @@ static void test_marks(void **state)
         assert_int_equal(kvs__history_step(r.h, 0, 512), 100);
         assert_int_equal(kvs__history_step(r.h, 0, 105), undo < 5 ? 100 : 105);
         assert_int_equal(kvs__history_step(r.h, 0, 120), undo < 20 ? 100 : 120);
+        assert_int_equal(kvs__history_step(r.h, 0, 100 + undo), 100 + undo);
+        assert_int_equal(kvs__history_step(r.h, 0, 101 + undo), 100);
         assert_int_equal(kvs__history_step(r.h, 100, 512), 156);
         assert_int_equal(kvs__history_step(r.h, 256, 100), 100);
         assert_int_equal(kvs__history_step(r.h, 4096, 4096), 512);
@@ -596,10 +537,10 @@ static void test_marks(void **state)
         assert_int_equal(kvs__history_reach(r.h, 399), undo ? 399 : 256);
         rig_must(kvs__history_back(r.h, 100, NULL));
         assert_int_equal(kvs__history_reach(r.h, 400), 100);
-        for (uint32_t i = 2; i < LAYERS; i++) {
-            _Alignas(8) unsigned char x[DELTA];
-            _Alignas(8) unsigned char y[DELTA];
-            rec_planes(r.c, i, 100, x);
+        for (uint32_t i = 2; i < HYBRID_LAYERS; i++) {
+            _Alignas(8) unsigned char x[HYBRID_DELTA];
+            _Alignas(8) unsigned char y[HYBRID_DELTA];
+            hybrid_planes(r.c, i, 100, x);
             planes_at(i, 100, 1, y);
             assert_memory_equal(x, y, sizeof x);
         }
@@ -620,11 +561,28 @@ static void test_marks(void **state)
     }
 }
 
+/* Nothing of a round that is open. */
+static void test_open(void **state)
+{
+    (void)state;
+    rig r;
+    rig_make(&r, rig_ctx(1, 0), "f16", 0, 0, 1 << 20);
+    grow(&r, 100, 1);
+    kvs__history_mark(r.h, 100);
+    r.c->open = true;
+    kvs__history_note(r.h, 0);
+    assert_int_equal(kvs__history_bytes(r.h), 0);
+    r.c->open = false;
+    kvs__history_note(r.h, 0);
+    assert_int_equal(kvs__history_bytes(r.h), HYBRID_DELTA + HYBRID_SSD);
+    rig_free(&r);
+}
+
 /* n snapshots fit: checkpoints go first, then the oldest marks, and never is there one too many. */
 static void test_budget(void **state)
 {
     (void)state;
-    const size_t one = DELTA + SSD;
+    const size_t one = HYBRID_DELTA + HYBRID_SSD;
     for (size_t fit = 0; fit <= 8; fit++) {
         rig r;
         rig_make(&r, rig_ctx(1, 0), "f16", 0, 0, fit * one + 7);
@@ -736,7 +694,8 @@ int main(void)
         cmocka_unit_test(test_bytes),     cmocka_unit_test(test_tables),
         cmocka_unit_test(test_version_1), cmocka_unit_test(test_two_centers),
         cmocka_unit_test(test_restore),   cmocka_unit_test(test_marks),
-        cmocka_unit_test(test_budget),    cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_open),      cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
