@@ -341,6 +341,23 @@ static void test_tables(void **state)
     put_le(t.bytes + 32 + 32 * 5 + 16, 90, 8);
     assert_int_equal(try_table(&r, &t, 100, &n, &err), KVS_OK);
     assert_int_equal(n, 40);
+    t = table_of(2, 300); /* and notes take none that only one of them has */
+    add(&t, 0, 0, 0, 300, KV0(300));
+    add(&t, 1, 0, 0, 300, KV1(300));
+    add(&t, 2, 2, 0, 256, HYBRID_DELTA);
+    add(&t, 2, 2, 0, 300, HYBRID_DELTA);
+    add(&t, 3, 2, 0, 250, HYBRID_SSD);
+    add(&t, 3, 2, 0, 300, HYBRID_SSD);
+    other o = other_of(&r, "q4:32", 0);
+    kvs_entry e = put_table(&r, &t, 0);
+    kvs__saved saved;
+    n = 300;
+    rig_must(kvs__history_restore(o.h, r.s, e, &n, NULL));
+    rig_must(kvs__history_copy(o.h, 0, &saved, NULL));
+    assert_int_equal(saved.n_parts, 1 + 4);
+    assert_int_equal(kvs__history_reach(o.h, 299), 0);
+    kvs__saved_free(&saved);
+    other_free(&o);
     t = good(2); /* one has none at all */
     put_le(t.bytes + 28, 4, 4);
     t.n = 4;
