@@ -68,4 +68,22 @@ static inline void hybrid_planes(const kvs_cache *c, uint32_t layer, int64_t at,
     rig_must(kvs_recurrent_export(c, layer, at, &p, NULL));
 }
 
+/* Little-endian numbers of n bytes. */
+static inline uint64_t le(const void *at, size_t n)
+{
+    const unsigned char *p = at;
+    uint64_t x = 0;
+    while (n-- > 0) {
+        x = x << 8 | p[n];
+    }
+    return x;
+}
+
+static inline void put_le(unsigned char *p, uint64_t x, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        p[i] = (unsigned char)(x >> 8 * i);
+    }
+}
+
 #endif

@@ -113,16 +113,6 @@ static void same_cache(const kvs_cache *a, const kvs_cache *b)
 
 /* ---- entries */
 
-static uint64_t le(const void *at, size_t n)
-{
-    const unsigned char *p = at;
-    uint64_t x = 0;
-    while (n-- > 0) {
-        x = x << 8 | p[n];
-    }
-    return x;
-}
-
 static kvs_entry put(rig *r, const kvs_store_part *parts, size_t n)
 {
     static const uint8_t identity[32] = {1};
@@ -240,13 +230,6 @@ typedef struct table {
     uint32_t n;
     size_t part[8];
 } table;
-
-static void put_le(unsigned char *p, uint64_t x, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        p[i] = (unsigned char)(x >> 8 * i);
-    }
-}
 
 static table table_of(uint32_t version, uint64_t len)
 {
@@ -437,6 +420,59 @@ static void test_version_1(void **state)
     rig_free(&r);
 }
 
+/* Centred keys alone make it version 2; runs begin and end anywhere in a group. */
+static void test_version_2(void **state)
+{
+    (void)state;
+    kvs_layer_spec l = rig_spec(1, HYBRID_DIM, HYBRID_DIM, "c4:32/f32", "f16");
+    rig r;
+    rig_make(&r, rig_ctx(1, 0), "q4:32", 0, 0, 0);
+    kvs_cache *a = rig_cache(r.ctx, &l, 1, 0);
+    kvs_cache *b = rig_cache(r.ctx, &l, 1, 0);
+    kvs__history *h = NULL;
+    kvs__saved saved;
+    rig_must(kvs__history_new(r.ctx, a, 0, &h, NULL));
+    rig_fill(a, 0, 100, 30, 1);
+    rig_must(kvs__history_copy(h, 0, &saved, NULL));
+    assert_int_equal(le((const char *)saved.parts[0].data + 8, 4), 2);
+    kvs__saved_free(&saved);
+    kvs__history_free(h);
+    static unsigned char data[2][1 << 13];
+    const size_t row = 16 + 4 + 4 + 64;
+    const int64_t ends[] = {0, 50, 100};
+    const size_t groups[] = {1, 2};
+    table t = table_of(2, 100);
+    put_le(t.bytes + 24, 1, 4);
+    kvs_store_part parts[3] = {{"state", 0, -1, 32 + 2 * 32, t.bytes, 0, 0}};
+    for (int i = 0; i < 2; i++) { /* by plane, as an export has them; the centres last */
+        kvs_planes p = KVS_PLANES_INIT;
+        p.k[0] = data[i];
+        p.k[1] = data[i] + 50 * 16;
+        p.k[2] = data[i] + 50 * 20;
+        p.v[0] = data[i] + 50 * 24;
+        p.k_center = data[i] + 50 * row;
+        rig_must(kvs_cache_export(a, 0, ends[i], 50, &p, NULL));
+        const size_t bytes = 50 * row + groups[i] * HYBRID_DIM * 4;
+        add(&t, 0, 0, ends[i], ends[i + 1], bytes);
+        parts[i + 1] = (kvs_store_part){"kv", 0, 0, bytes, data[i], 0, 0};
+    }
+    uint64_t n = 100;
+    kvs_entry e = put(&r, parts, 3);
+    rig_must(kvs__history_new(r.ctx, b, 0, &h, NULL));
+    rig_must(kvs__history_restore(h, r.s, e, &n, NULL));
+    assert_int_equal(n, 100);
+    size_t bytes = 0;
+    void *x = rig_export(a, 0, 0, 100, &bytes);
+    void *y = rig_export(b, 0, 0, 100, &bytes);
+    assert_memory_equal(x, y, bytes);
+    free(x);
+    free(y);
+    kvs__history_free(h);
+    kvs_cache_free(a);
+    kvs_cache_free(b);
+    rig_free(&r);
+}
+
 /* Two runs of one group of centred keys that do not agree about its centre. */
 static void test_two_centers(void **state)
 {
@@ -528,6 +564,31 @@ static void test_restore(void **state)
     }
 }
 
+/* No byte for notes: a window is saved from where it happens to begin. */
+static void test_no_notes(void **state)
+{
+    (void)state;
+    for (int64_t end = 590; end < 602; end++) {
+        rig r;
+        rig cold;
+        uint64_t n = 1000;
+        rig_make(&r, rig_ctx(1, 0), "c4:32", 70, 0, 0);
+        grow(&r, end, 1);
+        kvs_entry e = save(&r);
+        other o = other_of(&r, "c4:32", 70);
+        rig_must(kvs__history_restore(o.h, r.s, e, &n, NULL));
+        assert_int_equal(n, end);
+        rig t = {r.ctx, o.c, o.h, NULL, NULL};
+        grow(&t, end + 70, 1);
+        rig_make(&cold, rig_ctx(1, 0), "c4:32", 70, 0, 0);
+        grow(&cold, end + 70, 1);
+        same_cache(o.c, cold.c);
+        rig_free(&cold);
+        other_free(&o);
+        rig_free(&r);
+    }
+}
+
 /* Snapshots where undo reaches back need no stop, and are the same; those of other text go. */
 static void test_marks(void **state)
 {
@@ -548,6 +609,14 @@ static void test_marks(void **state)
         kvs__history_mark(r.h, 97); /* passed already: undo has it, or it is too late */
         kvs__history_note(r.h, 0);
         assert_int_equal(kvs__history_reach(r.h, 97), undo >= 10 ? 97 : 0);
+        kvs__history_mark(r.h, 96); /* kept by a layer, perhaps */
+        kvs__history_note(r.h, 0);
+        if (undo >= 10) {
+            _Alignas(8) unsigned char x[HYBRID_DELTA];
+            planes_at(2, 96, 1, x);
+            assert_non_null(kvs__hrec_find(r.h, 96));
+            assert_memory_equal(kvs__hrec_find(r.h, 96)->data, x, sizeof x);
+        }
         grow(&r, 400, 1);
         assert_int_equal(kvs__history_reach(r.h, 99), undo >= 10 ? 97 : 0);
         assert_int_equal(kvs__history_reach(r.h, 120), 100);
@@ -708,10 +777,11 @@ static void test_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bytes),     cmocka_unit_test(test_tables),
-        cmocka_unit_test(test_version_1), cmocka_unit_test(test_two_centers),
-        cmocka_unit_test(test_restore),   cmocka_unit_test(test_marks),
-        cmocka_unit_test(test_open),      cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_bytes),       cmocka_unit_test(test_tables),
+        cmocka_unit_test(test_version_1),   cmocka_unit_test(test_version_2),
+        cmocka_unit_test(test_two_centers), cmocka_unit_test(test_restore),
+        cmocka_unit_test(test_no_notes),    cmocka_unit_test(test_marks),
+        cmocka_unit_test(test_open),        cmocka_unit_test(test_budget),
         cmocka_unit_test(test_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
