@@ -647,7 +647,7 @@ static void test_marks(void **state)
     }
 }
 
-/* Nothing of a round that is open. */
+/* Nothing of a round that is open; windows beside marks. */
 static void test_open(void **state)
 {
     (void)state;
@@ -661,6 +661,11 @@ static void test_open(void **state)
     r.c->open = false;
     kvs__history_note(r.h, 0);
     assert_int_equal(kvs__history_bytes(r.h), HYBRID_DELTA + HYBRID_SSD);
+    rig_free(&r);
+    rig_make(&r, rig_ctx(1, 0), "f16", 70, 0, 1 << 24); /* the window before a mark is kept, too */
+    kvs__history_mark(r.h, 4200);
+    grow(&r, 5600, 1);
+    assert_int_equal(kvs__history_reach(r.h, 4300), 4200);
     rig_free(&r);
 }
 
