@@ -94,6 +94,13 @@ kvs_status kvs__layer_import_reserve(kvs_ctx *ctx, kvs__layer *l, int64_t at, ui
                                      const kvs_planes *p, uint64_t c_stride, kvs_err *err);
 void kvs__layer_import(kvs_ctx *ctx, kvs__layer *l, int64_t at, uint64_t n, const kvs_planes *p,
                        uint64_t stride, uint64_t c_stride);
+/* Copies such planes to positions [at, at + n) of a store that has room, behind a gap or not. */
+void kvs__store_import(kvs__store *s, int64_t at, uint64_t n, const kvs_planes *p, uint64_t stride,
+                       uint64_t c_stride);
+/* KVS_E_INVAL where centres for positions from `at` on are missing, or that of a group which has tokens
+ * already is not the one that they have. */
+kvs_status kvs__store_check_centers(const kvs__store *s, int64_t at, const kvs_planes *p,
+                                    uint64_t c_stride, kvs_err *err);
 /* Copies stored bytes of [begin, begin + n), all stored, to such planes. */
 void kvs__store_export(const kvs__store *s, int64_t begin, uint64_t n, const kvs_planes *p,
                        uint64_t stride, uint64_t c_stride);
