@@ -48,7 +48,7 @@ if ! cmake -G Ninja -S "$src/vendor/llama.cpp" -B "$build" -DCMAKE_BUILD_TYPE=Re
     -DGGML_NATIVE=ON -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF \
     -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_USE_PREBUILT_UI=OFF \
     -DLLAMA_BUILD_UI=OFF >"$dir/build.log" 2>&1 ||
-    ! ninja -C "$build" llama-bench >>"$dir/build.log" 2>&1; then
+    ! ninja -C "$build" llama-bench llama-batched-bench >>"$dir/build.log" 2>&1; then
     tail -n 20 "$dir/build.log" >&2
     exit 1
 fi
