@@ -300,18 +300,37 @@ static double nearest(const char *s, size_t n, const decimal *d)
     return assemble(low, v.shift + drop);
 }
 
+#define POWERS 23
+
+static const double power_of_ten[POWERS] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
+                                            1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
+                                            1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
+
+static double from_decimal(const char *s, size_t n, const decimal *d)
+{
+    double v = (double)d->mantissa;
+    if (d->mantissa < UINT64_C(1) << 53 && d->exponent > -POWERS && d->exponent < POWERS) {
+        v = d->exponent < 0 ? v / power_of_ten[-d->exponent] : v * power_of_ten[d->exponent];
+    } else if (d->mantissa != 0) {
+        /* A mantissa has 1 to 20 digits; 1e309 is infinite, 1e-324 below half of the least. */
+        v = d->exponent > 309 ? (double)INFINITY : d->exponent < -345 ? 0.0 : nearest(s, n, d);
+    }
+    return d->negative ? -v : v;
+}
+
 double kvs__json_number_double(const char *s, size_t n)
 {
-    static const double power[] = {1e0,  1e1,  1e2,  1e3,  1e4,  1e5,  1e6,  1e7,
-                                   1e8,  1e9,  1e10, 1e11, 1e12, 1e13, 1e14, 1e15,
-                                   1e16, 1e17, 1e18, 1e19, 1e20, 1e21, 1e22};
-    decimal d = split(s, n);
-    double v = (double)d.mantissa;
-    if (d.mantissa < UINT64_C(1) << 53 && d.exponent >= -22 && d.exponent <= 22) {
-        v = d.exponent < 0 ? v / power[-d.exponent] : v * power[d.exponent];
-    } else if (d.mantissa != 0) {
-        /* A mantissa has 1 to 20 digits; 1e309 is infinite, 1e-324 below half of the least. */
-        v = d.exponent > 309 ? (double)INFINITY : d.exponent < -345 ? 0.0 : nearest(s, n, &d);
+    const decimal d = split(s, n);
+    return from_decimal(s, n, &d);
+}
+
+double kvs__json_number_rounded_twice(const char *s, size_t n)
+{
+    const decimal d = split(s, n);
+    if (d.exponent <= -POWERS || d.exponent >= POWERS) {
+        return from_decimal(s, n, &d);
     }
+    const double m = (double)d.mantissa;
+    const double v = d.exponent < 0 ? m / power_of_ten[-d.exponent] : m * power_of_ten[d.exponent];
     return d.negative ? -v : v;
 }

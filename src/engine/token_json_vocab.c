@@ -10,6 +10,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "engine/json_number.h"
 #include "engine/token_json_priv.h"
 #include "engine/token_utf8.h"
 
@@ -380,6 +381,10 @@ static kvs_status build_unigram(const struct reader *r)
             return kvs__fail(r->err, KVS_E_FORMAT, "engine",
                              "tokenizer.json: the score of piece %zu is no number", i);
         }
+        /* Paths whose scores are the same numbers in another order differ in their last bits only:
+         * which of them wins hangs on the bits that the reference reads. */
+        const kvs__str digits = kvs__json_raw(pair[1]);
+        tj->scores[i] = kvs__json_number_rounded_twice(digits.ptr, digits.len);
         least = i == 0 || tj->scores[i] < least ? tj->scores[i] : least;
         if (usable(tok, (int32_t)i) && tok->entries[i].len > 0) {
             items[used] = tok->entries[i];

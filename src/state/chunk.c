@@ -10,8 +10,8 @@
 #define K_TILES      4u    /* of K decoded at a time, at most */
 #define K_FLOATS     4096u /* of K decoded at a time where the head dim allows: half of a 32 KiB L1 */
 #define CACHE_LINE   64u
-#define FAR_ELEMENTS 8192u /* of a head that are asked for ahead where storage is in pieces */
-#define AHEAD_BYTES  4096u /* of a plane that are asked for ahead of their use */
+#define FAR_ELEMENTS 32768u /* of a head that are asked for ahead where storage is in pieces */
+#define AHEAD_BYTES  4096u  /* of a plane that are asked for ahead of their use */
 /* Rows up to which decoding in registers beats decoding to L1 first. Of codes, each block of 8 rows
  * would decode again. Dense elements are widened at ports that the products leave idle, and memory is
  * asked for line by line instead of in bursts: 24 rows of f16 take a fifth less time (Zen 4; 64 rows

@@ -438,6 +438,20 @@ void kvs__store_write(kvs_ctx *ctx, kvs__store *s, const kvs__store *before, int
     run_job(&j);
 }
 
+/* Adds to m keys the centre of their block, which is that of position `at`. */
+static void add_center(const kvs__kern *kern, const kvs__store *s, uint32_t head, int64_t at,
+                       float *keys, uint64_t m)
+{
+    const size_t dim = s->fmt.side[KVS__K].shape.dim;
+    float center[1024];
+    (void)kvs__center_get(kern, s, head, at, 1, center);
+    for (size_t i = 0; i < m * dim; i += dim) {
+        for (size_t d = 0; d < dim; d++) {
+            keys[i + d] += center[d];
+        }
+    }
+}
+
 void kvs__store_read_stored(kvs_ctx *ctx, const kvs__store *s, int side, uint32_t head, int64_t at,
                             uint64_t n, float *dst)
 {
@@ -468,12 +482,7 @@ void kvs__store_read_stored(kvs_ctx *ctx, const kvs__store *s, int side, uint32_
                    slot % KVS__TILE);
         }
         if (side == KVS__K && s->fmt.center_bytes) {
-            (void)kvs__center_get(kern, s, head, at + (int64_t)done, 1, tile);
-            for (size_t i = 0; i < m * dim; i += dim) {
-                for (size_t d = 0; d < dim; d++) {
-                    dst[done * dim + i + d] += tile[d];
-                }
-            }
+            add_center(kern, s, head, at + (int64_t)done, dst + done * dim, m);
         }
         done += m;
     }

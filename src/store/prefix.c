@@ -223,8 +223,8 @@ static void free_parts(kvs_prefix *ix)
 {
     kvs_retain_free(ix->retain);
     kvs__free(ix->ctx, ix->owner, ix->n_owner * sizeof(kvs__node *));
-    kvs__free(ix->ctx, ix->root, ix->cap_roots * sizeof *ix->root);
-    kvs__free(ix->ctx, ix->path, ix->cap_path * sizeof *ix->path);
+    kvs__free(ix->ctx, ix->root, ix->cap_roots * sizeof(kvs__node *));
+    kvs__free(ix->ctx, ix->path, ix->cap_path * sizeof(kvs__node *));
     kvs__free(ix->ctx, ix->slot, ix->n_slots * sizeof *ix->slot);
     kvs__free(ix->ctx, ix->run, (size_t)5 * ix->n_slots * sizeof *ix->run);
     kvs__idmap_free(ix->ctx, &ix->roots);

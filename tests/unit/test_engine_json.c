@@ -290,6 +290,37 @@ static void same_double(const char *text)
     }
 }
 
+/* Products and quotients of doubles, written as such. */
+static void test_a_double_rounded_twice(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        double want;
+    } c[] = {
+        {"-9.613224029541016", -(9613224029541016.0 / 1e15)},
+        {"-13.347004890441895", -(13347004890441895.0 / 1e15)}, /* beyond 2^53: the digits round */
+        {"12345678901234567e3", 12345678901234567.0 * 1e3},
+        {"-0.0", -0.0},
+        {"7", 7.0},
+        {"1e-30", 1e-30},
+    };
+    int apart = 0;
+    for (size_t i = 0; i < sizeof c / sizeof c[0]; i++) {
+        const double got = kvs__json_number_rounded_twice(c[i].text, strlen(c[i].text));
+        assert_memory_equal(&got, &c[i].want, sizeof got);
+    }
+    for (unsigned i = 0; i < 100000; i++) {
+        char text[32];
+        (void)snprintf(text, sizeof text, "9.%015u7", i * 7919u);
+        const double near = kvs__json_number_double(text, strlen(text));
+        const double got = kvs__json_number_rounded_twice(text, strlen(text));
+        assert_true(got == near || nextafter(got, near) == near);
+        apart += got != near;
+    }
+    assert_true(apart > 0);
+}
+
 static void test_doubles_are_the_nearest(void **state)
 {
     (void)state;
@@ -473,6 +504,7 @@ int main(void)
         cmocka_unit_test(test_strings),
         cmocka_unit_test(test_numbers),
         cmocka_unit_test(test_doubles_are_the_nearest),
+        cmocka_unit_test(test_a_double_rounded_twice),
         cmocka_unit_test(test_long_numbers),
         cmocka_unit_test(test_whole),
         cmocka_unit_test(test_adopted),
