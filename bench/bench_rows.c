@@ -91,13 +91,11 @@ static double floor_of(const bench *b, uint32_t rows, uint32_t n, uint32_t depth
     return reading > computing ? reading : computing;
 }
 
-/* A ratio beside its bar, 0: none; most: the most that it may be, else the least. */
-static void bar_line(const char *what, double value, const char *unit, double limit, double bar,
-                     bool most)
+/* A ratio with its bar in the name, 0: none. */
+static void bar_line(const char *what, double value, const char *unit, double limit, double bar)
 {
     char text[112];
-    (void)snprintf(text, sizeof text, "%s (bar %g: %s)", what, bar,
-                   (most ? value <= bar : value >= bar) ? "kept" : "missed");
+    (void)snprintf(text, sizeof text, "%s (bar %g)", what, bar);
     bench_line(bar > 0 ? text : what, value, unit, limit);
 }
 
@@ -184,7 +182,7 @@ static void bench_decode(const bench *b)
             (void)snprintf(what, sizeof what, "llama.cpp decode %u rows", rows[i]);
             bench_line(what, p, "tok/s", 0);
             (void)snprintf(what, sizeof what, "smollm2 decode %u rows over llama.cpp", rows[i]);
-            bar_line(what, ours[i][rounds / 2] / p, "x", 0, rows[i] == 8 ? 2.5 : 0, false);
+            bar_line(what, ours[i][rounds / 2] / p, "x", 0, rows[i] == 8 ? 2.5 : 0);
         } else if (b->peer) {
             (void)fprintf(stderr, "%s: no llama-batched-bench that could be run\n", b->peer);
         }
@@ -249,7 +247,7 @@ static void verify_rows(const bench *b, const verify_case *c, size_t n, uint32_t
             (void)snprintf(what, sizeof what, "smollm2 d%u %u rows x %u tokens over one", depth,
                            c[i].rows, c[i].tokens);
             double one = t[0][reps / 2];
-            bar_line(what, step / one, "steps", least / one, c[i].bar, true);
+            bar_line(what, step / one, "steps", least / one, c[i].bar);
         }
     }
     for (uint32_t i = 0; i < c[0].rows; i++) {
