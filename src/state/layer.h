@@ -80,6 +80,10 @@ kvs_status kvs__layer_committed(const kvs__layer *l, int64_t end, const char *wh
 kvs_status kvs__cache_read_opts(const kvs_cache_opts *opts, kvs_cache_opts *out, kvs_err *err);
 kvs_status kvs__cache_read_layer(const kvs_cache_opts *o, uint32_t i, kvs__layer *out,
                                  kvs_err *err);
+/* Is one of the layers paged? */
+kvs_status kvs__cache_any_paged(const kvs_cache_opts *o, bool *out, kvs_err *err);
+/* Bytes of a cache and its layers without what they store. */
+size_t kvs__cache_head_bytes(uint32_t n_layers);
 
 int64_t kvs__layer_len(const kvs__layer *l);
 /* The store whose tokens answer for the length: main once converted, early before. */
