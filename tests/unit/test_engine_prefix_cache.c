@@ -378,6 +378,8 @@ static void test_disk(void **state)
     static const size_t which[] = {0, 3, 5, 6, 8, 10};
     for (size_t i = 0; i < sizeof which / sizeof which[0]; i++) {
         char dir[] = "/tmp/kvstate-tier-XXXXXX";
+        /* on disk a recurrent state is that of some tokens before the end of the prompt */
+        const size_t disk = which[i] == 10 ? N - 8 : N - 1;
         rig r;
         float want[N_VOCAB];
         kvs_prefix_cache_opts o = KVS_PREFIX_CACHE_OPTS_INIT;
@@ -397,8 +399,9 @@ static void test_disk(void **state)
         cold_logits(&r, N, N, 0, want);
         for (int round = 0; round < 2; round++) {
             a = session_of(&r, true, NULL);
-            assert_int_equal(sync_to(a, N, N, 0), N - 1);
-            assert_int_equal(round == 0 ? reuse_of(a).n_disk : reuse_of(a).n_shared, N - 1);
+            const size_t held = round == 0 ? disk : N - 1;
+            assert_int_equal(sync_to(a, N, N, 0), held);
+            assert_int_equal(round == 0 ? reuse_of(a).n_disk : reuse_of(a).n_shared, held);
             assert_int_equal(round == 0 ? reuse_of(a).n_shared : reuse_of(a).n_disk, 0);
             same(a, want, &r, round == 0 ? "from disk" : "from memory again", N);
             kvs_session_free(a);
@@ -406,8 +409,8 @@ static void test_disk(void **state)
         rig_close(&r);
         rig_open(&r, &kinds[which[i]], &o);
         a = session_of(&r, true, NULL);
-        assert_int_equal(sync_to(a, N, N, 0), N - 1);
-        assert_int_equal(reuse_of(a).n_disk, N - 1);
+        assert_int_equal(sync_to(a, N, N, 0), disk);
+        assert_int_equal(reuse_of(a).n_disk, disk);
         same(a, want, &r, "after a restart", N);
         kvs_session_free(a);
         rig_close(&r);
@@ -417,8 +420,8 @@ static void test_disk(void **state)
         a = session_of(&r, false, NULL);
         po.dir = dir;
         assert_int_equal(kvs_session_persist(a, &po, NULL), KVS_OK);
-        assert_int_equal(sync_to(a, N, N, 0), N - 1);
-        assert_int_equal(reuse_of(a).n_disk, N - 1);
+        assert_int_equal(sync_to(a, N, N, 0), disk);
+        assert_int_equal(reuse_of(a).n_disk, disk);
         same(a, want, &r, "by a store alone", N);
         kvs_session_free(a);
         rig_close(&r);
