@@ -8,6 +8,7 @@
 #   make quick                         the quick tests, under a minute
 #   make bench B=NAME [CSV=FILE]       one bench; lines are appended to FILE
 #              B=model|rows [PEER=DIR] also llama.cpp; bench/peer_llamacpp.sh builds it
+#              B=quality               what plans cost in quality, on two models: half an hour
 #   make install [PREFIX=] [DESTDIR=]
 #   make format | lint | symbols | clean
 PREFIX  ?= /usr/local
@@ -47,10 +48,11 @@ quick:
 
 bench:
 	@test -n "$(B)" || { echo "bench: name one: make bench B=NAME [CSV=FILE]; there are:"; \
-		ls bench | sed -n 's/^bench_\(.*\)\.c$$/  \1/p'; exit 2; }
+		ls bench | sed -n 's/^bench_\(.*\)\.\(c\|py\)$$/  \1/p'; exit 2; }
 	@$(MAKE) --no-print-directory all
-	@cmake --build build/release -j $(JOBS) --target bench_$(B)
-	@build/release/bench_$(B) $(if $(CSV),--csv "$(CSV)") $(if $(PEER),--peer "$(PEER)")
+	@if [ -e bench/bench_$(B).py ]; then python3 bench/bench_$(B).py $(if $(CSV),--csv "$(CSV)"); else \
+		cmake --build build/release -j $(JOBS) --target bench_$(B) && \
+		build/release/bench_$(B) $(if $(CSV),--csv "$(CSV)") $(if $(PEER),--peer "$(PEER)"); fi
 
 install: all
 	@DESTDIR="$(DESTDIR)" cmake --install build/release --prefix "$(PREFIX)"

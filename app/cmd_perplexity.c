@@ -15,6 +15,7 @@ typedef struct plans {
     size_t n;
     kvs_plan *base;
     const char *base_name;
+    score base_score;
 } plans;
 
 static int add_plan(const quality *q, plans *p, const char *kv, size_t len)
@@ -97,6 +98,10 @@ static void print_table(const quality *q, plans *p)
 {
     (void)printf("%s, %s, %u windows of %u tokens, %zu scored\n\n", q->info.name, q->s->file,
                  q->n_chunks, q->window, p->scores[0].n);
+    if (p->base) {
+        (void)printf("divergence from %s, whose perplexity is %.4f\n\n", p->base_name,
+                     score_perplexity(&p->base_score));
+    }
     (void)printf("| plan | bytes a token | perplexity | %s\n",
                  p->base ? "KL mean | KL 99 % | KL max | same top token | logit diff max |" : "");
     (void)printf("| --- | ---: | ---: |%s\n", p->base ? " ---: | ---: | ---: | ---: | ---: |" : "");
@@ -122,6 +127,7 @@ static void print_json(const quality *q, plans *p)
     if (p->base) {
         (void)printf(",\"kl_base\":");
         json_text(stdout, p->base_name, strlen(p->base_name));
+        (void)printf(",\"base_perplexity\":%.6f", score_perplexity(&p->base_score));
     }
     (void)printf(",\"plans\":[");
     for (size_t i = 0; i < p->n; i++) {
@@ -178,6 +184,7 @@ int cmd_perplexity(settings *s)
                            .n_plans = p.n,
                            .n_chunks = q.n_chunks,
                            .scores = p.scores,
+                           .base_score = p.base ? &p.base_score : NULL,
                            .progress = on_chunk,
                            .user = &r};
         rc = quality_measure(&q, &run);

@@ -1,100 +1,148 @@
 /* SPDX-License-Identifier: MIT */
-/* cmd_tune.c: chooses bits for the keys and the values of each layer under a byte budget.
+/* cmd_tune.c: chooses bits for the keys and the values of each layer: the least divergence from
+ * dense under a byte budget, or the fewest bytes within a divergence (--max-kl).
  *
- * Sensitivity: the divergence that one layer's keys, or values, cause when they alone are quantised,
- * everything else being dense; small divergences of several layers add up (each is quadratic in its
- * error, and the errors are independent), so a plan's is predicted by the sum. It is measured with
- * 2, 3 and 4 bits; for more it falls with the square of the step, (2^4 - 1)^2 / (2^b - 1)^2. A group
- * of 128 or 32 instead of 64 changes the step by the ratio of the expected ranges of as many normal
- * numbers.
- *
- * Choice: least sum of divergence + lambda * bytes; lambda by bisection, and what is left of the
- * budget goes to the upgrades with the best ratio. The plan is then measured, next to uniform q4, on
- * windows of the text that the choice has not seen. */
-#include <errno.h>
+ * Sensitivity (tune_probe.c): the divergence that one layer's keys, or values, cause when they alone
+ * are quantised; small divergences of several layers add up (each is quadratic in its error, and the
+ * errors are independent), so a plan's is predicted by the sum. Choice (tune_choose.c): by that
+ * prediction. Search (tune_search.c): several choices are measured as whole plans, and the best of
+ * them is taken. All this sees the first windows of the text alone; the last ones, which nothing was
+ * chosen by, then say what the plan is worth beside uniform ones. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "commands.h"
-#include "quality.h"
-#include "svg.h"
+#include "tune.h"
 
-enum { SIDES = 2, N_BITS = 6, N_GROUPS = 3, N_CODECS = N_BITS * N_GROUPS, N_PROBES = 3 };
 static const uint32_t bits_of[N_BITS] = {2, 3, 4, 5, 6, 8};
 static const uint32_t group_of[N_GROUPS] = {64, 128, 32};
-/* expected range of that many standard normal numbers, relative to 64 */
-static const double range_of[N_GROUPS] = {1.0, 1.118, 0.866};
 
-#define MAX_LAYERS 512u
-
-/* One layer's keys or values. */
-typedef struct part {
-    double kl[N_CODECS];    /* predicted; HUGE_VAL: the geometry can't hold the codec */
-    double bytes[N_CODECS]; /* of the tokens held */
-    double q4_bytes;        /* of plain q4, for comparison */
-    int chosen;
-} part;
-
-typedef struct tune {
-    quality q;
-    kvs_plan *base;
-    uint32_t n_layers;
-    part *parts; /* [n_layers][SIDES] */
-    double budget;
-    double values; /* stored ones */
-    uint32_t probe_chunks;
-    uint32_t n_done, n_jobs;
-    char *text; /* a plan in work */
-    size_t text_size;
-    score uniform, tuned;
-    double uniform_bytes, tuned_bytes;
-} tune;
-
-/* Keys are centred: that halves their divergence and costs 3 % of their bytes. */
-static void codec_name(int c, int side, char dst[16])
+/* Keys are centred, unless told otherwise: that halves their divergence and costs 3 % of their bytes. */
+void tune_codec_name(const tune *t, int codec, int side, char dst[16])
 {
-    uint32_t g = group_of[c / N_BITS];
-    char kind = side == 0 ? 'c' : 'q';
-    (void)snprintf(dst, 16, g == 64 ? "%c%u" : "%c%u:%u", kind, bits_of[c % N_BITS], g);
+    uint32_t g = group_of[codec / N_BITS];
+    char kind = side == 0 && !t->q.s->no_center ? 'c' : 'q';
+    (void)snprintf(dst, 16, g == 64 ? "%c%u" : "%c%u:%u", kind, bits_of[codec % N_BITS], g);
 }
 
-static part *part_at(const tune *t, uint32_t layer, int side)
+int tune_bits(int codec)
+{
+    return (int)bits_of[codec % N_BITS];
+}
+
+part *tune_part(const tune *t, uint32_t layer, int side)
 {
     return &t->parts[layer * SIDES + (uint32_t)side];
 }
 
-/* Tokens that a layer holds at the depth that the budget is about. */
-static double held(const tune *t, const kvs_layer_spec *l)
+void tune_plan_text(const tune *t, const choice *c, const char *start, char end)
+{
+    size_t at = (size_t)snprintf(t->text, t->text_size, "%s", start);
+    for (uint32_t i = 0; i < t->n_layers; i++) {
+        char k[16];
+        char v[16];
+        tune_codec_name(t, c->codec[i * SIDES], 0, k);
+        tune_codec_name(t, c->codec[i * SIDES + 1], 1, v);
+        at += (size_t)snprintf(t->text + at, t->text_size - at, "%u %s+%s%c", i, k, v, end);
+    }
+}
+
+/* Rows of one side that a layer holds at the depth that the budget is about. */
+static double rows_held(const tune *t, const kvs_layer_spec *l)
 {
     double depth = t->q.s->depth > 0 ? (double)t->q.s->depth : 1.0;
     double window = (double)l->window + (double)l->sinks;
-    return l->window > 0 && window < depth ? window : depth;
+    bool none = l->kind == KVS_LAYER_RECURRENT || l->kind == KVS_LAYER_BORROW;
+    return none ? 0.0 : l->n_kv_heads * (l->window > 0 && window < depth ? window : depth);
 }
+
+static double row_bytes(const kvs_layer_spec *l, const kvs_codec *codec, int side)
+{
+    uint32_t dim = side == 0 ? l->k_dim : l->v_dim;
+    double bytes = (double)kvs_codec_row_bytes(codec, dim);
+    if (side == 0 && l->kind == KVS_LAYER_ATTENTION) {
+        bytes += (double)kvs_codec_center_bytes(codec, dim) / KVS_CENTER_GROUP;
+    }
+    return bytes;
+}
+
+double tune_plan_bytes(const tune *t, const kvs_plan *plan)
+{
+    double sum = 0.0;
+    for (uint32_t i = 0; i < t->n_layers; i++) {
+        const kvs_layer_spec *l = kvs_plan_layer(plan, i);
+        double rows = rows_held(t, l);
+        sum += rows > 0.0 ? rows * (row_bytes(l, &l->k, 0) + row_bytes(l, &l->v, 1)) : 0.0;
+    }
+    return sum;
+}
+
+/* ---- preparation */
 
 /* One side of a layer; false: it can't be quantised. What is not stored takes any codec. */
 static bool prepare_part(tune *t, uint32_t layer, int side)
 {
     const kvs_layer_spec *l = kvs_plan_layer(t->base, layer);
-    part *p = part_at(t, layer, side);
+    part *p = tune_part(t, layer, side);
     uint32_t dim = side == 0 ? l->k_dim : l->v_dim;
-    bool none = l->kind == KVS_LAYER_RECURRENT || l->kind == KVS_LAYER_BORROW;
-    double rows = none ? 0.0 : held(t, l) * l->n_kv_heads;
+    double rows = rows_held(t, l);
     t->values += rows * dim;
     for (int c = 0; c < N_CODECS; c++) {
         char name[16];
         kvs_codec codec;
-        codec_name(c, side, name);
+        tune_codec_name(t, c, side, name);
         bool fits = kvs_codec_parse(name, &codec, NULL) == KVS_OK &&
-                    (none || kvs_codec_check(&codec, dim, NULL) == KVS_OK);
+                    (rows == 0.0 || kvs_codec_check(&codec, dim, NULL) == KVS_OK);
         p->kl[c] = fits ? 0.0 : HUGE_VAL;
-        p->bytes[c] = fits && !none ? rows * (double)kvs_codec_row_bytes(&codec, dim) : 0.0;
-        p->q4_bytes = c == 2 ? p->bytes[c] : p->q4_bytes;
-        if (fits && side == 0 && l->kind == KVS_LAYER_ATTENTION) {
-            p->bytes[c] += rows * (double)kvs_codec_center_bytes(&codec, dim) / KVS_CENTER_GROUP;
-        }
+        p->bytes[c] = fits && rows > 0.0 ? rows * row_bytes(l, &codec, side) : 0.0;
     }
     return p->kl[0] != HUGE_VAL;
+}
+
+/* The windows: the first ones to choose by, the last ones to check with. */
+static int share_windows(tune *t)
+{
+    uint32_t n = t->q.n_chunks;
+    uint32_t check = t->q.s->check_chunks > 0 ? t->q.s->check_chunks : n - n / 2;
+    if (n == 1) {
+        t->n_choose = t->n_check = 1;
+        return 0;
+    }
+    if (check >= n) {
+        return fail(EXIT_USAGE, "--check %u: there are %u windows, and one is to choose by", check,
+                    n);
+    }
+    t->n_check = check;
+    t->n_choose = n - check;
+    return 0;
+}
+
+/* What is asked for: --max-kl as a number or a plan, else a budget. */
+static int read_goal(tune *t)
+{
+    const settings *s = t->q.s;
+    if (!s->max_kl) {
+        double bits = s->budget > 0.0f ? (double)s->budget : 4.5;
+        t->budget = s->budget_bytes > 0.0f ? (double)s->budget_bytes : t->values * bits / 8.0;
+        double least = tune_least_bytes(t);
+        return t->budget >= least
+                   ? 0
+                   : fail(EXIT_USAGE, "a budget of %.0f bytes is below the least, %.0f", t->budget,
+                          least);
+    }
+    if (s->budget > 0.0f || s->budget_bytes > 0.0f) {
+        return fail(EXIT_USAGE, "--max-kl finds the fewest bytes; a budget does not apply");
+    }
+    char *end = NULL;
+    t->max_kl = strtod(s->max_kl, &end);
+    if (end == s->max_kl || *end != '\0') {
+        t->as_plan = s->max_kl;
+        return 0;
+    }
+    return t->max_kl > 0.0 && t->max_kl < HUGE_VAL
+               ? 0
+               : fail(EXIT_USAGE, "--max-kl %s: a divergence is above 0", s->max_kl);
 }
 
 static int prepare(tune *t)
@@ -104,10 +152,14 @@ static int prepare(tune *t)
         return rc;
     }
     t->n_layers = kvs_plan_n_layers(t->base);
+    t->n_parts = t->n_layers * SIDES;
+    if (t->n_layers > MAX_LAYERS) {
+        return fail(EXIT_INPUT, "%u layers, more than %d", t->n_layers, MAX_LAYERS);
+    }
     t->text_size = (size_t)t->n_layers * 64 + 64;
     t->text = malloc(t->text_size);
-    t->parts = calloc((size_t)t->n_layers * SIDES, sizeof *t->parts);
-    if (!t->text || !t->parts || t->n_layers > MAX_LAYERS) {
+    t->parts = calloc(t->n_parts, sizeof *t->parts);
+    if (!t->text || !t->parts) {
         return fail(EXIT_MEMORY, "out of memory");
     }
     for (uint32_t i = 0; i < t->n_layers; i++) {
@@ -123,340 +175,117 @@ static int prepare(tune *t)
     if (t->values == 0.0) {
         return fail(EXIT_INPUT, "no layer of this model keeps keys and values");
     }
-    t->budget = t->q.s->budget_bytes > 0.0f ? (double)t->q.s->budget_bytes
-                                            : t->values * (double)t->q.s->budget / 8.0;
-    return 0;
+    rc = share_windows(t);
+    return rc == 0 ? read_goal(t) : rc;
 }
 
-/* ---- sensitivity */
+/* ---- whole plans */
 
-/* "layers=": one side of one layer in a codec, all else dense. */
-static void probe_text(tune *t, uint32_t layer, int side, int c)
+int tune_measure(tune *t, kvs_plan *const *plans, size_t n, bool check, score *scores, score *base)
 {
-    char name[16];
-    codec_name(c, side, name);
-    (void)snprintf(t->text, t->text_size,
-                   side == 0 ? "layers=* f32;%u %s+f32" : "layers=* f32;%u f32+%s", layer, name);
+    const kvs_plan *list[MAX_PLANS];
+    for (size_t i = 0; i < n; i++) {
+        list[i] = plans[i];
+    }
+    quality_run r = {.base = t->base,
+                     .plans = list,
+                     .n_plans = n,
+                     .first_chunk = check ? t->q.n_chunks - t->n_check : 0,
+                     .n_chunks = check ? t->n_check : t->n_choose,
+                     .scores = scores,
+                     .base_score = base};
+    return quality_measure(&t->q, &r);
 }
 
-static void show_progress(tune *t, uint32_t n)
+void tune_plans_free(kvs_plan **plans, size_t n)
 {
-    t->n_done += n;
+    for (size_t i = 0; i < n; i++) {
+        kvs_plan_free(plans[i]);
+    }
+}
+
+void tune_progress(tune *t, size_t n)
+{
+    t->n_done += (uint32_t)n;
     if (!t->q.s->quiet) {
-        (void)fprintf(stderr, "\rsensitivity: %u of %u probes", t->n_done, t->n_jobs);
-        if (t->n_done == t->n_jobs || interrupted()) {
+        (void)fprintf(stderr, "\r%s: %u of %u plans", t->doing, t->n_done, t->n_jobs);
+        if (t->n_done >= t->n_jobs || interrupted()) {
             (void)fputc('\n', stderr);
         }
     }
 }
 
-/* Probes first .. first + n - 1 side by side: they share the base's work. */
-static int probe(tune *t, uint32_t first, size_t n)
-{
-    kvs_plan *plans[MAX_PLANS] = {NULL};
-    const kvs_plan *list[MAX_PLANS];
-    score scores[MAX_PLANS];
-    int rc = 0;
-    memset(scores, 0, sizeof scores);
-    for (size_t i = 0; rc == 0 && i < n; i++) {
-        uint32_t job = first + (uint32_t)i;
-        probe_text(t, job / N_PROBES / SIDES, (int)(job / N_PROBES % SIDES), (int)(job % N_PROBES));
-        rc = quality_plan(&t->q, t->text, &plans[i]);
-        list[i] = plans[i];
-    }
-    if (rc == 0) {
-        quality_run r = {.base = t->base,
-                         .plans = list,
-                         .n_plans = n,
-                         .n_chunks = t->probe_chunks,
-                         .scores = scores};
-        rc = quality_measure(&t->q, &r);
-    }
-    for (size_t i = 0; i < n; i++) {
-        uint32_t job = first + (uint32_t)i;
-        kvs_plan_free(plans[i]);
-        if (rc == 0) {
-            /* rounding may leave a divergence of nothing a hair below 0 */
-            t->parts[job / N_PROBES].kl[job % N_PROBES] = fmax(score_kl(&scores[i]), 1e-12);
-        }
-    }
-    scores_free(scores, n);
-    show_progress(t, (uint32_t)n);
-    return rc;
-}
-
-static void extrapolate(part *p)
-{
-    for (int c = 0; c < N_CODECS; c++) {
-        double widen = range_of[c / N_BITS] * range_of[c / N_BITS];
-        int b = c % N_BITS;
-        if (p->kl[c] == HUGE_VAL) {
-            continue;
-        }
-        if (b < N_PROBES) {
-            p->kl[c] = p->kl[b] * widen;
-        } else {
-            double step = 15.0 / (double)((1u << bits_of[b]) - 1);
-            p->kl[c] = p->kl[N_PROBES - 1] * step * step * widen;
-        }
-    }
-}
-
-static int measure_parts(tune *t)
-{
-    t->n_jobs = t->n_layers * SIDES * N_PROBES;
-    for (uint32_t at = 0; at < t->n_jobs; at += MAX_PLANS) {
-        uint32_t left = t->n_jobs - at;
-        int rc = probe(t, at, left < MAX_PLANS ? left : MAX_PLANS);
-        if (rc != 0) {
-            return rc;
-        }
-    }
-    for (uint32_t i = 0; i < t->n_layers * SIDES; i++) {
-        extrapolate(&t->parts[i]);
-    }
-    return 0;
-}
-
-/* ---- choice */
-
-static double choose_at(tune *t, double lambda)
-{
-    double bytes = 0.0;
-    for (uint32_t i = 0; i < t->n_layers * SIDES; i++) {
-        part *p = &t->parts[i];
-        p->chosen = 0;
-        for (int c = 1; c < N_CODECS; c++) {
-            double cost = p->kl[c] + lambda * p->bytes[c];
-            p->chosen = cost < p->kl[p->chosen] + lambda * p->bytes[p->chosen] ? c : p->chosen;
-        }
-        bytes += p->bytes[p->chosen];
-    }
-    return bytes;
-}
-
-/* The upgrade with the most divergence saved a byte that still fits; false: none. */
-static bool upgrade(tune *t, double *bytes)
-{
-    part *best = NULL;
-    int best_codec = 0;
-    double best_ratio = 0.0;
-    for (uint32_t i = 0; i < t->n_layers * SIDES; i++) {
-        part *p = &t->parts[i];
-        for (int c = 0; c < N_CODECS; c++) {
-            double more = p->bytes[c] - p->bytes[p->chosen];
-            double less = p->kl[p->chosen] - p->kl[c];
-            if (p->kl[c] == HUGE_VAL || less <= 0.0 || *bytes + more > t->budget) {
-                continue;
-            }
-            double ratio = more > 0.0 ? less / more : HUGE_VAL;
-            if (ratio > best_ratio) {
-                best = p;
-                best_codec = c;
-                best_ratio = ratio;
-            }
-        }
-    }
-    if (!best) {
-        return false;
-    }
-    *bytes += best->bytes[best_codec] - best->bytes[best->chosen];
-    best->chosen = best_codec;
-    return true;
-}
-
-static int choose(tune *t)
-{
-    double lo = 1e-30; /* costs too many bytes, or everything fits */
-    double hi = 1e10;
-    double bytes = choose_at(t, hi);
-    if (bytes > t->budget) {
-        return fail(EXIT_USAGE, "a budget of %.0f bytes is below the least, %.0f", t->budget,
-                    bytes);
-    }
-    for (int i = 0; i < 200; i++) {
-        double mid = sqrt(lo * hi);
-        if (choose_at(t, mid) > t->budget) {
-            lo = mid;
-        } else {
-            hi = mid;
-        }
-    }
-    bytes = choose_at(t, hi);
-    while (upgrade(t, &bytes)) {
-    }
-    t->tuned_bytes = bytes;
-    return 0;
-}
-
-/* Lines of the chosen plan, each ended by `end`; start: what comes before. */
-static void plan_text(const tune *t, const char *start, char end)
-{
-    size_t at = (size_t)snprintf(t->text, t->text_size, "%s", start);
-    for (uint32_t i = 0; i < t->n_layers; i++) {
-        char k[16];
-        char v[16];
-        codec_name(part_at(t, i, 0)->chosen, 0, k);
-        codec_name(part_at(t, i, 1)->chosen, 1, v);
-        at += (size_t)snprintf(t->text + at, t->text_size - at, "%u %s+%s%c", i, k, v, end);
-    }
-}
-
-/* Both plans on windows that the probes did not see, where the text has more. */
-static int verify(tune *t)
+/* Divergences of uniform q4, and of the plan that --max-kl names, on the windows to choose by. */
+static int measure_references(tune *t)
 {
     kvs_plan *plans[2] = {NULL, NULL};
-    const kvs_plan *list[2];
     score scores[2];
+    size_t n = t->as_plan ? 2 : 1;
     memset(scores, 0, sizeof scores);
-    plan_text(t, "layers=", ';');
-    int rc = quality_plan(&t->q, t->text, &plans[0]);
-    rc = rc == 0 ? quality_plan(&t->q, "q4", &plans[1]) : rc;
+    int rc = quality_plan(&t->q, "q4", &plans[0]);
+    if (rc == 0 && t->as_plan) {
+        rc = quality_plan(&t->q, t->as_plan, &plans[1]);
+    }
+    rc = rc == 0 ? tune_measure(t, plans, n, false, scores, NULL) : rc;
     if (rc == 0) {
-        bool fresh = t->q.n_chunks > t->probe_chunks;
-        list[0] = plans[0];
-        list[1] = plans[1];
-        quality_run r = {.base = t->base,
-                         .plans = list,
-                         .n_plans = 2,
-                         .first_chunk = fresh ? t->probe_chunks : 0,
-                         .n_chunks = fresh ? t->q.n_chunks - t->probe_chunks : t->q.n_chunks,
-                         .scores = scores};
-        rc = quality_measure(&t->q, &r);
-        t->tuned = scores[0];
-        t->uniform = scores[1];
+        t->q4_kl = score_kl(&scores[0]);
     }
-    for (uint32_t i = 0; rc == 0 && i < t->n_layers * SIDES; i++) {
-        t->uniform_bytes += t->parts[i].q4_bytes;
+    if (rc == 0 && t->as_plan) {
+        t->max_kl = score_kl(&scores[1]);
+        if (!(t->max_kl > 0.0)) {
+            rc = fail(EXIT_USAGE, "--max-kl %s: that plan does not diverge from dense", t->as_plan);
+        }
     }
+    tune_plans_free(plans, 2);
     scores_free(scores, 2);
-    kvs_plan_free(plans[0]);
-    kvs_plan_free(plans[1]);
     return rc;
 }
 
-/* ---- results */
-
-static int write_plan(tune *t)
+/* The plan and uniform ones on windows that the choice did not see, where the text has more. */
+static int check(tune *t)
 {
-    if (!t->q.s->out) {
-        return 0;
+    const char *names[MAX_CHECKED] = {"tuned", "q4", "c4", t->as_plan};
+    kvs_plan *plans[MAX_CHECKED] = {NULL};
+    score scores[MAX_CHECKED];
+    bool same = t->as_plan && (strcmp(t->as_plan, "q4") == 0 || strcmp(t->as_plan, "c4") == 0);
+    size_t n = t->as_plan && !same ? 4 : 3;
+    memset(scores, 0, sizeof scores);
+    tune_plan_text(t, &t->best, "layers=", ';');
+    int rc = quality_plan(&t->q, t->text, &plans[0]);
+    for (size_t i = 1; rc == 0 && i < n; i++) {
+        rc = quality_plan(&t->q, names[i], &plans[i]);
     }
-    FILE *f = fopen(t->q.s->out, "w");
-    if (!f) {
-        return fail(EXIT_INPUT, "%s: %s", t->q.s->out, strerror(errno));
-    }
-    (void)fprintf(f, "# kvstate tune: %s, %.3f bits a value, KL %.6f (q4: %.3f bits, %.6f)\n",
-                  t->q.info.name, 8.0 * t->tuned_bytes / t->values, score_kl(&t->tuned),
-                  8.0 * t->uniform_bytes / t->values, score_kl(&t->uniform));
-    plan_text(t, "", '\n');
-    (void)fputs(t->text, f);
-    bool bad = ferror(f) != 0;
-    bad = fclose(f) != 0 || bad;
-    return bad ? fail(EXIT_FAILED, "%s can't be written: %s", t->q.s->out, strerror(errno)) : 0;
-}
-
-static void print_table(const tune *t)
-{
-    (void)printf("| layer | KL of c4 keys | KL of q4 values | keys | values |\n"
-                 "| ---: | ---: | ---: | --- | --- |\n");
-    for (uint32_t i = 0; i < t->n_layers; i++) {
-        char k[16];
-        char v[16];
-        codec_name(part_at(t, i, 0)->chosen, 0, k);
-        codec_name(part_at(t, i, 1)->chosen, 1, v);
-        (void)printf("| %u | %.7f | %.7f | %s | %s |\n", i, part_at(t, i, 0)->kl[2],
-                     part_at(t, i, 1)->kl[2], k, v);
-    }
-    (void)printf("\n| plan | bits a value | KL mean | KL 99 %% | perplexity |\n"
-                 "| --- | ---: | ---: | ---: | ---: |\n");
-    (void)printf("| tuned | %.3f | %.6f ± %.6f | - | %.4f |\n", 8.0 * t->tuned_bytes / t->values,
-                 score_kl(&t->tuned), score_kl_error(&t->tuned), score_perplexity(&t->tuned));
-    (void)printf("| q4 | %.3f | %.6f ± %.6f | - | %.4f |\n", 8.0 * t->uniform_bytes / t->values,
-                 score_kl(&t->uniform), score_kl_error(&t->uniform), score_perplexity(&t->uniform));
-    (void)printf("\nKL of the tuned plan is %.3f times that of q4.\n",
-                 score_kl(&t->tuned) / score_kl(&t->uniform));
-}
-
-static void print_json(const tune *t)
-{
-    (void)printf("{\"model\":");
-    json_text(stdout, t->q.info.name, strlen(t->q.info.name));
-    (void)printf(",\"window\":%u,\"probe_chunks\":%u,\"layers\":[", t->q.window, t->probe_chunks);
-    for (uint32_t i = 0; i < t->n_layers; i++) {
-        (void)printf("%s{\"layer\":%u", i ? "," : "", i);
-        for (int side = 0; side < SIDES; side++) {
-            const part *p = part_at(t, i, side);
-            char name[16];
-            codec_name(p->chosen, side, name);
-            (void)printf(",\"%s\":{\"codec\":\"%s\",\"kl\":{\"q2\":%.9g,\"q3\":%.9g,\"q4\":%.9g}}",
-                         side == 0 ? "k" : "v", name, p->kl[0], p->kl[1], p->kl[2]);
+    rc = rc == 0 ? tune_measure(t, plans, n, true, scores, &t->dense) : rc;
+    for (size_t i = 0; rc == 0 && i < n; i++) {
+        checked *c = &t->checks[i];
+        c->name = names[i];
+        c->kl_99 = score_kl_at(&scores[i], 0.99);
+        c->score = scores[i];
+        c->score.kls = NULL;
+        c->bytes = tune_plan_bytes(t, plans[i]);
+        c->kl_chosen_by = i == 0 ? t->best.kl : i == 1 ? t->q4_kl : -1.0;
+        if (t->as_plan && strcmp(c->name, t->as_plan) == 0) {
+            c->kl_chosen_by = t->max_kl;
         }
-        (void)fputc('}', stdout);
     }
-    (void)printf("],\"tuned\":{\"bits\":%.6f,\"kl\":%.9g,\"perplexity\":%.6f},"
-                 "\"q4\":{\"bits\":%.6f,\"kl\":%.9g,\"perplexity\":%.6f},\"kl_ratio\":%.6f}\n",
-                 8.0 * t->tuned_bytes / t->values, score_kl(&t->tuned), score_perplexity(&t->tuned),
-                 8.0 * t->uniform_bytes / t->values, score_kl(&t->uniform),
-                 score_perplexity(&t->uniform), score_kl(&t->tuned) / score_kl(&t->uniform));
-}
-
-static int plot(const tune *t)
-{
-    double x[MAX_LAYERS];
-    double k[MAX_LAYERS];
-    double v[MAX_LAYERS];
-    for (uint32_t i = 0; i < t->n_layers; i++) {
-        x[i] = i;
-        k[i] = part_at(t, i, 0)->kl[2];
-        v[i] = part_at(t, i, 1)->kl[2];
-    }
-    svg_series series[2] = {{"keys", SVG_BARS, t->n_layers, x, k, NULL},
-                            {"values", SVG_BARS, t->n_layers, x, v, NULL}};
-    svg_plot plot = {"KL divergence of 4-bit keys or values of one layer",
-                     "layer",
-                     "KL divergence, nats",
-                     true,
-                     series,
-                     2};
-    return svg_write(t->q.s->svg, &plot);
-}
-
-static int report(tune *t)
-{
-    if (t->q.s->json) {
-        print_json(t);
-    } else {
-        print_table(t);
-    }
-    int rc = write_plan(t);
-    return rc == 0 && t->q.s->svg ? plot(t) : rc;
+    t->n_checks = n;
+    tune_plans_free(plans, MAX_CHECKED);
+    scores_free(scores, n);
+    return rc;
 }
 
 int cmd_tune(settings *s)
 {
     static tune t;
+    static int (*const steps[])(tune * t) = {
+        prepare, tune_sensitivity, measure_references, tune_search, check, tune_report};
     catch_signals();
     if (s->kv || s->kv_bits > 0 || s->cache_k || s->cache_v) {
         return fail(EXIT_USAGE, "tune makes the plan; --kv, --kv-bits and cache types don't apply");
     }
     int rc = quality_open(&t.q, s, 512);
-    if (rc == 0) {
-        rc = prepare(&t);
-    }
-    if (rc == 0) {
-        /* half of the windows to choose by, half to check with */
-        t.probe_chunks = t.q.n_chunks > 1 ? t.q.n_chunks / 2 : 1;
-        rc = measure_parts(&t);
-    }
-    if (rc == 0) {
-        rc = choose(&t);
-    }
-    if (rc == 0) {
-        rc = verify(&t);
-    }
-    if (rc == 0) {
-        rc = report(&t);
+    for (size_t i = 0; rc == 0 && i < sizeof steps / sizeof steps[0]; i++) {
+        rc = steps[i](&t);
     }
     free(t.parts);
     free(t.text);

@@ -128,6 +128,14 @@ const option_def option_table[] = {
      OPT_F32, F(budget), 1, 32},
     {"budget-bytes", "N", "or bytes of all layers at --depth", CMD_TUNE, OPT_F32, F(budget_bytes),
      1, INF},
+    {"max-kl", "KL|PLAN", "the fewest bytes within that divergence, or within that of a plan",
+     CMD_TUNE, OPT_TEXT, F(max_kl), 0, 0},
+    {"check", "N", "windows to check with, the last ones [half]", CMD_TUNE, OPT_U32,
+     F(check_chunks), 1, U31},
+    {"sensitivity", "FILE", "read what was measured of each layer, or write it there", CMD_TUNE,
+     OPT_TEXT, F(sensitivity), 0, 0},
+    {"no-center", NULL, "rotated keys without centres, a little faster to read", CMD_TUNE, OPT_FLAG,
+     F(no_center), 0, 0},
     {"depth", "N", "tokens held, which weighs layers with a window [1]", CMD_TUNE, OPT_U32,
      F(depth), 1, U31},
     {"out", "FILE", "write the plan, for --kv layers:FILE", CMD_TUNE, OPT_TEXT, F(out), 0, 0},
@@ -388,7 +396,6 @@ int options_parse(settings *s, uint32_t command, const char *command_name, int a
     s->repeat_penalty = 1.0f;
     s->repeat_last_n = 64;
     s->repetitions = 3;
-    s->budget = 4.5f;
     s->chunks = command == CMD_TUNE ? 8 : 0;
     s->n_predict = 512; /* a small model may repeat itself until the context is full */
     s->max_args = command == CMD_CACHE ? MAX_ARGS : 0;

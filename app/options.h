@@ -87,8 +87,12 @@ typedef struct settings {
     uint32_t chunks; /* 0: all */
     bool kl;
     const char *kl_base;
-    float budget;       /* bits a value */
-    float budget_bytes; /* 0: by budget */
+    uint32_t check_chunks; /* 0: half */
+    float budget;          /* bits a value; 0: 4.5 */
+    float budget_bytes;    /* 0: by budget */
+    const char *max_kl;    /* a number or a plan; NULL: by budget */
+    const char *sensitivity;
+    bool no_center;
     uint32_t depth;
     const char *out;
     const char *svg;
