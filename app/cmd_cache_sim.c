@@ -227,7 +227,7 @@ typedef struct sim {
     const sim_trace *t;
     kvs_retain *r;
     kvs_retain_id *id; /* [n_blocks], 0: not there */
-    uint8_t *depth;    /* [n_blocks]: turns of the conversation so far, 0: never seen */
+    bool *seen;        /* [n_blocks] */
     size_t at;         /* of the use that is being told */
     uint64_t hits;
     uint64_t prefix_hits; /* of those, with all blocks before them */
@@ -242,20 +242,22 @@ static double next_use(void *user, const kvs_retain_info *info)
 }
 
 /* What an engine knows when it stores blocks: which one is the last (probably partial), whether the
- * prompt goes on an earlier one, whether it is long. */
-static uint32_t hint_of(uint32_t k, uint32_t length, uint32_t turn)
+ * prompt begins like an earlier one, and how much of it was never seen. */
+static uint32_t hint_of(uint32_t k, uint32_t length, uint32_t known)
 {
-    return (k + 1 == length ? 1u : 0u) | (turn > 1 ? 2u : 0u) | (length > 32 ? 4u : 0u);
+    uint32_t fresh = length - known;
+    return (k + 1 == length ? 1u : 0u) | (known > 1 ? 2u : 0u) |
+           (fresh > 32 ? 8u : (fresh > 8 ? 4u : 0u));
 }
 
-static uint32_t turn_of(const sim *s, const uint32_t *block, uint32_t length)
+/* Blocks from the first that the policy has or remembers. */
+static uint32_t known_of(const sim *s, const uint32_t *block, uint32_t length)
 {
-    for (uint32_t k = length; k-- > 1;) {
-        if (s->depth[block[k]] > 0) {
-            return s->depth[block[k]] < UINT8_MAX ? s->depth[block[k]] + 1u : UINT8_MAX;
-        }
+    uint32_t k = 0;
+    while (k < length && kvs_retain_knows(s->r, block[k] + UINT64_C(1)) >= KVS_OK) {
+        k++;
     }
-    return 1;
+    return k;
 }
 
 static kvs_status touch(sim *s, uint32_t block, uint32_t hint, uint32_t capacity, kvs_err *err)
@@ -288,7 +290,7 @@ static kvs_status touch(sim *s, uint32_t block, uint32_t hint, uint32_t capacity
 static kvs_status request(sim *s, size_t begin, uint32_t length, uint32_t capacity, kvs_err *err)
 {
     const uint32_t *block = s->t->block + begin;
-    uint32_t turn = turn_of(s, block, length);
+    uint32_t known = known_of(s, block, length);
     bool whole = true;
     for (uint32_t k = 0; k < length; k++) {
         bool hit = s->id[block[k]] != 0;
@@ -299,15 +301,15 @@ static kvs_status request(sim *s, size_t begin, uint32_t length, uint32_t capaci
     kvs_status rc = KVS_OK;
     for (uint32_t pass = 0; pass < 2; pass++) { /* those that are there first: they can't go then */
         for (uint32_t k = length; rc == KVS_OK && k-- > 0;) {
-            bool there = s->depth[block[k]] > 0 && s->id[block[k]] != 0;
+            bool there = s->seen[block[k]] && s->id[block[k]] != 0;
             s->at = begin + k;
             if (there == (pass == 0)) {
-                rc = touch(s, block[k], hint_of(k, length, turn), capacity, err);
+                rc = touch(s, block[k], hint_of(k, length, known), capacity, err);
             }
         }
     }
     for (uint32_t k = 0; k < length; k++) {
-        s->depth[block[k]] = (uint8_t)turn;
+        s->seen[block[k]] = true;
     }
     return rc;
 }
@@ -322,11 +324,11 @@ static int run_policy(const sim_trace *t, kvs_ctx *ctx, uint32_t policy, uint32_
     sim s = {t, NULL, NULL, NULL, 0, 0, 0};
     size_t n = t->n_blocks > 0 ? t->n_blocks : 1;
     s.id = calloc(n, sizeof *s.id);
-    s.depth = calloc(n, sizeof *s.depth);
+    s.seen = calloc(n, sizeof *s.seen);
     o.policy = which[policy];
     o.score = next_use;
     o.user = &s;
-    kvs_status st = s.id && s.depth ? kvs_retain_new(ctx, &o, &s.r, &err) : KVS_E_NOMEM;
+    kvs_status st = s.id && s.seen ? kvs_retain_new(ctx, &o, &s.r, &err) : KVS_E_NOMEM;
     size_t at = 0;
     int rc = 0;
     for (size_t i = 0; st == KVS_OK && i < t->n_requests; i++) {
@@ -341,7 +343,7 @@ static int run_policy(const sim_trace *t, kvs_ctx *ctx, uint32_t policy, uint32_
     rate[1] = (double)s.prefix_hits / (double)t->n;
     kvs_retain_free(s.r);
     free(s.id);
-    free(s.depth);
+    free(s.seen);
     return st == KVS_OK ? rc : fail_err(EXIT_FAILED, st, &err, NULL);
 }
 
