@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""trace_gen.py KIND USES: a made-up trace for `kvstate cache simulate`, the same every time.
+"""trace_gen.py KIND USES: writes a made-up trace for `kvstate cache simulate`, the same every time.
 
 Each kind has statistics of its own, none taken from a real trace; block 0 is the system prompt that
 all requests of most kinds share.
@@ -22,7 +22,8 @@ KINDS = ("documents", "chats", "scans", "agents", "phases", "cycle", "uniform", 
 
 
 class Trace:
-    def __init__(self, kind, uses):
+    def __init__(self, kind, uses, out):
+        self.out = out
         self.rng = random.Random(20240 + KINDS.index(kind))
         self.left = uses
         self.next = 1
@@ -36,7 +37,8 @@ class Trace:
         return list(range(first, first + n))
 
     def ask(self, ids):
-        print(json.dumps({"timestamp": 0, "input_length": 512 * len(ids), "output_length": 1, "hash_ids": ids}))
+        line = {"timestamp": 0, "input_length": 512 * len(ids), "output_length": 1, "hash_ids": ids}
+        self.out.write(json.dumps(line) + "\n")
         self.left -= len(ids)
 
 
@@ -90,8 +92,9 @@ def agents(t):
 
 def phases(t):
     all_uses = t.left
+    phase = 7
     while t.left > 0:
-        if t.left == all_uses or 6 * t.left // all_uses < phase:
+        if 6 * t.left // all_uses < phase:
             phase = 6 * t.left // all_uses
             docs = [t.fresh(20 + i % 20) for i in range(200)]
         t.ask([0] + docs[int(t.rng.random() ** 2 * 200)] + t.fresh(1))
@@ -120,12 +123,11 @@ def recency(t):
         t.ask([0] + doc)
 
 
-def main():
-    kind, uses = sys.argv[1], int(sys.argv[2])
-    t = Trace(kind, uses)
-    make = {"documents": documents, "chats": chats, "scans": lambda x: chats(x, True), "agents": agents,
+def write(kind, uses, out):
+    make = {"documents": documents, "chats": chats, "scans": lambda t: chats(t, True), "agents": agents,
             "phases": phases, "cycle": cycle, "uniform": uniform, "recency": recency}
-    make[kind](t)
+    make[kind](Trace(kind, uses, out))
 
 
-main()
+if __name__ == "__main__":
+    write(sys.argv[1], int(sys.argv[2]), sys.stdout)
