@@ -19,6 +19,7 @@
 #endif
 
 #include "base/half.h"
+#include "base/map.h"
 #include "kern/kern.h"
 
 #define DIM        128u
@@ -482,13 +483,23 @@ static void find_tiers(void)
     }
 }
 
+static void *pages(size_t bytes)
+{
+    void *p = NULL;
+    if (posix_memalign(&p, KVS__HUGE_PAGE, bytes) != 0) {
+        return NULL;
+    }
+    kvs__map_huge(p, bytes);
+    return p;
+}
+
 int main(int argc, char **argv)
 {
     bool quick = argc > 1 && strcmp(argv[1], "-q") == 0;
     only = argc > 1 + quick ? argv[1 + quick] : "";
     size_t n_scales = DRAM_BYTES / (DIM * 2 / 8) * (DIM / 64);
-    uint8_t *k = malloc(DRAM_BYTES);
-    uint8_t *v = malloc(DRAM_BYTES);
+    uint8_t *k = pages(DRAM_BYTES);
+    uint8_t *v = pages(DRAM_BYTES);
     uint16_t *scale = malloc(n_scales * sizeof *scale);
     if (!k || !v || !scale) {
         (void)fprintf(stderr, "no memory for %zu bytes\n", 2 * DRAM_BYTES + 2 * n_scales);

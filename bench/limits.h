@@ -13,6 +13,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/map.h"
 #include "kvstate/base.h"
 
 static FILE *bench_csv;
@@ -101,6 +102,18 @@ static void *bench_read_thread(void *opaque)
     return NULL;
 }
 
+/* Memory in huge pages where the system has them, as the library's own: what it can be read at is
+ * the limit. */
+__attribute__((unused)) static void *bench_pages(size_t bytes)
+{
+    void *p = NULL;
+    if (posix_memalign(&p, KVS__HUGE_PAGE, bytes) != 0) {
+        abort();
+    }
+    kvs__map_huge(p, bytes);
+    return p;
+}
+
 /* Bytes/s that n_threads (<= 64) read from memory: the best of `rounds` passes over `bytes` each (a
  * limit is what the machine can do, not what a neighbour left of it). */
 __attribute__((unused)) static double bench_read_rate(uint32_t n_threads, size_t bytes, int rounds)
@@ -117,10 +130,7 @@ __attribute__((unused)) static double bench_read_rate(uint32_t n_threads, size_t
     }
     for (uint32_t i = 0; i < n_threads; i++) {
         if (!buf[i]) {
-            buf[i] = aligned_alloc(64, bytes);
-            if (!buf[i]) {
-                abort();
-            }
+            buf[i] = bench_pages(bytes);
             memset(buf[i], (int)i + 1, bytes);
         }
     }

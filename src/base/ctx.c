@@ -12,6 +12,7 @@
 
 #include "base/base.h"
 #include "base/cpu.h"
+#include "base/map.h"
 #include "base/pool.h"
 
 #define MAX_THREADS 1024u
@@ -39,7 +40,15 @@ static void *libc_alloc(void *user, size_t bytes, size_t align)
     if (!kvs__align_size(bytes ? bytes : 1, align, &rounded)) {
         return NULL;
     }
-    return aligned_alloc(align, rounded);
+    if (rounded < KVS__HUGE_FROM) {
+        return aligned_alloc(align, rounded);
+    }
+    void *p = NULL;
+    if (posix_memalign(&p, KVS__HUGE_PAGE, rounded) != 0) {
+        return NULL;
+    }
+    kvs__map_huge(p, rounded);
+    return p;
 }
 
 static void libc_free(void *user, void *ptr, size_t bytes)

@@ -3,6 +3,9 @@
  *
  * Opened without blocking, so that a FIFO given for a file is an error and not a hang. Pages are
  * read when they are touched; nothing is locked or read ahead here. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* madvise */
+#endif
 #include "base/map.h"
 
 #include <errno.h>
@@ -75,4 +78,16 @@ void kvs__map_close(kvs__map *m)
         (void)munmap(p.out, m->bytes);
     }
     *m = (kvs__map){NULL, 0, {0}};
+}
+
+void kvs__map_huge(void *p, size_t bytes)
+{
+#ifdef MADV_HUGEPAGE
+    const int saved = errno;
+    (void)madvise(p, bytes, MADV_HUGEPAGE); /* refused where the kernel has none: no loss */
+    errno = saved;
+#else
+    (void)p;
+    (void)bytes;
+#endif
 }

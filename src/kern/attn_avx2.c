@@ -29,11 +29,10 @@
     BLOCK(6, 1)                                                                                    \
     BLOCK(6, 2)
 
-#define TIGHT(n_acc)  ((n_acc) > 6)
-#define AHEAD_PER_BIT 512u
-#define DIRECT_ROWS   4
-#define T_MAX         2
-#define C_MAX         8
+#define TIGHT(n_acc) ((n_acc) > 6)
+#define DIRECT_ROWS  4
+#define T_MAX        2
+#define C_MAX        8
 #define DIRECT_SHAPES(X)                                                                           \
     X(1, 2, 8)                                                                                     \
     X(2, 2, 4)                                                                                     \

@@ -36,11 +36,10 @@
     BLOCK(8, 1)                                                                                    \
     BLOCK(8, 2)
 
-#define TIGHT(n_acc)  0
-#define AHEAD_PER_BIT 768u
-#define DIRECT_ROWS   8
-#define T_MAX         4
-#define C_MAX         4
+#define TIGHT(n_acc) 0
+#define DIRECT_ROWS  8
+#define T_MAX        4
+#define C_MAX        4
 /* Dense tiles take no registers for decoding: 4 x 2 leaves the broadcasts fewer vectors to wait for
  * and is 15 % faster than 4 x 4; codes need 12 and more chains beside the decoding (5 to 7 %). */
 #define TILES(bits, R, T) ((bits) == 0 && (R) == 4 ? 2 : (T))

@@ -33,11 +33,10 @@
     BLOCK(6, 2)                                                                                    \
     BLOCK(6, 4)
 
-#define TIGHT(n_acc)  ((n_acc) > 12)
-#define AHEAD_PER_BIT 512u
-#define DIRECT_ROWS   4
-#define T_MAX         2
-#define C_MAX         8
+#define TIGHT(n_acc) ((n_acc) > 12)
+#define DIRECT_ROWS  4
+#define T_MAX        2
+#define C_MAX        8
 #define DIRECT_SHAPES(X)                                                                           \
     X(1, 2, 8)                                                                                     \
     X(2, 1, 8)                                                                                     \

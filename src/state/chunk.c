@@ -11,8 +11,8 @@
 #define K_FLOATS     4096u /* of K decoded at a time where the head dim allows: half of a 32 KiB L1 */
 #define DIRECT_ROWS  8u    /* up to which decoding in registers beats decoding to L1 first */
 #define CACHE_LINE   64u
-#define FAR_ELEMENTS 8192u /* of a head that are asked for ahead where storage is in pieces */
-#define AHEAD_BYTES  4096u /* of a plane that are asked for ahead of their use */
+#define FAR_ELEMENTS 32768u /* of a head that are asked for ahead where storage is in pieces */
+#define AHEAD_BYTES  4096u  /* of a plane that are asked for ahead of their use */
 
 /* What one query sees: [0, sinks) and [begin, end). */
 typedef struct visible {
