@@ -3,7 +3,8 @@
  *
  * A case is "pp512" (a prompt of 512 tokens into an empty session), "tg64 @ d2048" (64 tokens one
  * by one after 2048 that are held) or "tg64 @ d0 x8" (the same of eight sequences, step by step; the
- * speed is that of all together). The tokens are pseudo-random: speed does not depend on them.
+ * speed is that of all together), or "warm4096" (a prompt that another session has computed, up to its
+ * first token: a session that shares the state by blocks). The tokens are pseudo-random: speed does not depend on them.
  * The limit of an answer is what memory allows: bytes that one token must read (weights and the
  * live codes) over the read bandwidth measured first, in this run, with the same threads. */
 #include <math.h>
@@ -34,7 +35,7 @@ typedef struct bench {
     kvs_session *session;
     kvs_batch *batch;           /* where several rows are asked for */
     kvs_session *row[MAX_ROWS]; /* row[0] is session */
-    list prompts, predicts, depths, rows;
+    list prompts, warm, predicts, depths, rows;
     int32_t *tokens; /* [n_tokens] */
     size_t n_tokens;
     uint32_t n_threads;
@@ -86,6 +87,9 @@ static int parse(bench *b)
     const settings *s = b->s;
     int rc = parse_list("n-prompt", s->prompts ? s->prompts : "512", &b->prompts);
     if (rc == 0) {
+        rc = parse_list("n-warm", s->warm ? s->warm : "0", &b->warm);
+    }
+    if (rc == 0) {
         rc = parse_list("n-gen", s->predicts ? s->predicts : "64", &b->predicts);
     }
     if (rc == 0) {
@@ -111,6 +115,7 @@ static int make_tokens(bench *b)
     size_t most = greatest(&b->prompts) > greatest(&b->predicts) ? greatest(&b->prompts)
                                                                  : greatest(&b->predicts);
     b->n_tokens = (size_t)greatest(&b->depths) + most;
+    b->n_tokens = b->n_tokens > greatest(&b->warm) ? b->n_tokens : greatest(&b->warm);
     b->tokens = calloc(b->n_tokens ? b->n_tokens : 1, sizeof *b->tokens);
     if (!b->tokens) {
         return fail(EXIT_MEMORY, "out of memory");
@@ -264,6 +269,14 @@ static int sync_to(const bench *b, kvs_session *session, size_t n)
     return st == KVS_OK ? 0 : fail_err(EXIT_FAILED, st, &err, "--ctx-size sets the context");
 }
 
+static int on_progress(void *user, size_t done, size_t total)
+{
+    (void)user;
+    (void)done;
+    (void)total;
+    return interrupted() != 0;
+}
+
 static int measure_prompt(bench *b, uint32_t n)
 {
     char name[48];
@@ -279,6 +292,51 @@ static int measure_prompt(bench *b, uint32_t n)
     (void)snprintf(name, sizeof name, "pp%u", n);
     print_row(b, name, b->s->repetitions, 0.0);
     return 0;
+}
+
+/* The prompt in a session of its own; of the first one only what it leaves matters. */
+static int measure_lent(bench *b, const kvs_session_opts *o, uint32_t n)
+{
+    char name[48];
+    kvs_err err = {KVS_OK, 0, "", ""};
+    for (uint32_t r = 0; r <= b->s->repetitions; r++) {
+        kvs_session *session = NULL;
+        kvs_status st = kvs_session_new(b->ctx, b->model, o, &session, &err);
+        if (st != KVS_OK) {
+            return fail_err(EXIT_FAILED, st, &err, NULL);
+        }
+        double t0 = now_seconds();
+        int rc = sync_to(b, session, n);
+        if (r > 0) {
+            b->times[r - 1] = n / (now_seconds() - t0);
+        }
+        kvs_session_free(session);
+        if (rc != 0) {
+            return rc;
+        }
+    }
+    (void)snprintf(name, sizeof name, "warm%u", n);
+    print_row(b, name, b->s->repetitions, 0.0);
+    return 0;
+}
+
+static int measure_warm(bench *b, uint32_t n)
+{
+    kvs_err err = {KVS_OK, 0, "", ""};
+    kvs_prefix_cache_opts co = KVS_PREFIX_CACHE_OPTS_INIT;
+    kvs_session_opts o = KVS_SESSION_OPTS_INIT;
+    if (kvs_plan_kv_block(b->plan) == 0) {
+        return fail(EXIT_USAGE, "--n-warm: sessions share blocks; give a paged plan, as in --kv "
+                                "paged:q8");
+    }
+    co.plan = b->plan;
+    o.plan = b->plan;
+    o.block = block_of(b->s, b->plan);
+    o.progress = on_progress;
+    kvs_status st = kvs_prefix_cache_new(b->ctx, b->model, &co, &o.prefix_cache, &err);
+    int rc = st == KVS_OK ? measure_lent(b, &o, n) : fail_err(EXIT_FAILED, st, &err, NULL);
+    kvs_prefix_cache_free(o.prefix_cache);
+    return rc;
 }
 
 /* Of the newest series; plans and depths beyond what a plot can show are left out. */
@@ -358,14 +416,6 @@ static int measure_answer(bench *b, uint32_t n, uint32_t depth, uint32_t rows)
     return 0;
 }
 
-static int on_progress(void *user, size_t done, size_t total)
-{
-    (void)user;
-    (void)done;
-    (void)total;
-    return interrupted() != 0;
-}
-
 static int make_session(bench *b)
 {
     int rc = make_plan(b->s, b->ctx, b->model, b->kv, &b->plan);
@@ -418,6 +468,9 @@ static int measure_plan(bench *b)
     int rc = make_session(b);
     for (size_t i = 0; rc == 0 && i < b->prompts.n; i++) {
         rc = b->prompts.v[i] > 0 ? measure_prompt(b, b->prompts.v[i]) : 0;
+    }
+    for (size_t i = 0; rc == 0 && i < b->warm.n; i++) {
+        rc = b->warm.v[i] > 0 ? measure_warm(b, b->warm.v[i]) : 0;
     }
     for (size_t d = 0; rc == 0 && d < b->depths.n; d++) {
         rc = measure_answers(b, b->depths.v[d]);

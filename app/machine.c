@@ -263,6 +263,7 @@ static int make_session(machine *m)
     o.progress = on_progress;
     o.progress_user = m;
     o.block = block_of(m->s, m->plan);
+    o.prefix_cache = saved_prefixes(m);
     kvs_status st = kvs_session_new(m->ctx, m->model, &o, &m->session, &err);
     return st == KVS_OK ? 0 : fail_err(EXIT_FAILED, st, &err, NULL);
 }
@@ -302,6 +303,7 @@ void machine_close(machine *m)
     kvs_spec_free(m->spec);
     kvs_sampler_free(m->sampler);
     kvs_session_free(m->session);
+    kvs_prefix_cache_free(m->prefixes);
     kvs_plan_free(m->plan);
     kvs_model_close(m->draft_model);
     kvs_model_close(m->model);

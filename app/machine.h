@@ -20,6 +20,7 @@ typedef struct machine {
     kvs_model *model;
     kvs_plan *plan;
     kvs_session *session;
+    kvs_prefix_cache *prefixes; /* of a paged plan: earlier prompts in memory; NULL: none */
     kvs_sampler *sampler;
     kvs_detok *detok;
     kvs_model *draft_model;

@@ -105,6 +105,8 @@ const option_def option_table[] = {
      OPT_TEXT, F(isa), 0, 0},
 
     {"p|n-prompt", "LIST", "prompt lengths [512]", CMD_BENCH, OPT_TEXT, F(prompts), 0, 0},
+    {"n-warm", "LIST", "prompts that another session has computed, needs a paged plan [0]",
+     CMD_BENCH, OPT_TEXT, F(warm), 0, 0},
     {"n|n-gen", "LIST", "answer lengths [64]", CMD_BENCH, OPT_TEXT, F(predicts), 0, 0},
     {"d|n-depth", "LIST", "tokens held before the measurement [0]", CMD_BENCH, OPT_TEXT, F(depths),
      0, 0},
@@ -138,8 +140,10 @@ const option_def option_table[] = {
     {"cache-disk", "MIB",
      "most it may take [4096, or a tenth of what is free]; gc: forget until it is so small",
      CMD_CACHE | CMD_TEXT, OPT_U32, F(cache_disk), 1, U31},
-    {"cache-ram", "MIB", "memory for what windows drop, so that an edit can go back [64]", CMD_TEXT,
-     OPT_U32, F(cache_ram), 1, U31},
+    {"cache-ram", "MIB",
+     "memory for what windows drop, so that an edit can go back, and (paged plans) for earlier "
+     "prompts, each [64]",
+     CMD_TEXT, OPT_U32, F(cache_ram), 1, U31},
     {"no-cache", NULL, "neither save state nor look for it", CMD_TEXT, OPT_FLAG, F(no_cache), 0, 0},
     {"blocks", "LIST", "simulate: capacities in blocks [1000,3000,10000,30000,50000]", CMD_CACHE,
      OPT_TEXT, F(blocks), 0, 0},

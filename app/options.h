@@ -78,6 +78,7 @@ typedef struct settings {
     /* bench */
     const char *rows;
     const char *prompts;
+    const char *warm;
     const char *predicts;
     const char *depths;
     uint32_t repetitions;

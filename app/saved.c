@@ -9,6 +9,7 @@
 #include <sys/statvfs.h>
 
 #define MIB            ((uint64_t)1 << 20)
+#define RAM_MIB        64u
 #define DISK_MIB       4096u /* and a tenth of what is free, if that is less */
 #define PROGRESS_S     0.25
 #define MAX_ANSWER_IDS ((size_t)1 << 20)
@@ -57,6 +58,22 @@ static uint64_t disk_limit(const settings *s, char *path)
     return limit > MIB ? limit : MIB;
 }
 
+kvs_prefix_cache *saved_prefixes(machine *m)
+{
+    const settings *s = m->s;
+    kvs_err err = {KVS_OK, 0, "", ""};
+    kvs_prefix_cache_opts o = KVS_PREFIX_CACHE_OPTS_INIT;
+    if (s->no_cache || kvs_plan_kv_block(m->plan) == 0) {
+        return NULL;
+    }
+    o.plan = m->plan;
+    o.max_bytes = (size_t)(s->cache_ram > 0 ? s->cache_ram : RAM_MIB) * MIB;
+    if (kvs_prefix_cache_new(m->ctx, m->model, &o, &m->prefixes, &err) != KVS_OK) {
+        note(s, "earlier prompts are not kept in memory: %s", err.msg);
+    }
+    return m->prefixes;
+}
+
 void saved_open(machine *m)
 {
     const settings *s = m->s;
@@ -92,11 +109,12 @@ void saved_report(const machine *m)
     kvs_reuse r = KVS_REUSE_INIT;
     char bytes[32];
     (void)kvs_session_get_reuse(m->session, &r);
+    unsigned long long memory = r.n_memory + r.n_shared;
     if (r.n_disk > 0) {
         note(m->s, "reused %llu tokens from disk: %s in %.0f ms", (unsigned long long)r.n_disk,
              format_bytes(bytes, sizeof bytes, (double)r.disk_bytes), 1e3 * r.disk_s);
-    } else if (r.n_memory > 0) {
-        note(m->s, "reused %llu tokens from memory", (unsigned long long)r.n_memory);
+    } else if (memory > 0) {
+        note(m->s, "reused %llu tokens from memory", memory);
     } else if (m->s->verbose && r.has_store && r.reason[0]) {
         note(m->s, "nothing reused: %s", r.reason);
     }
@@ -109,14 +127,14 @@ void saved_json(FILE *out, const machine *m)
 {
     kvs_reuse r = KVS_REUSE_INIT;
     (void)kvs_session_get_reuse(m->session, &r);
-    unsigned long long reused = r.n_disk + r.n_memory;
+    unsigned long long memory = r.n_memory + r.n_shared;
     (void)fprintf(out,
                   ",\"reused\":%llu,\"reused_from\":\"%s\",\"restore_s\":%.4f,"
                   "\"restore_bytes\":%llu",
-                  reused,
-                  r.n_disk     ? "disk"
-                  : r.n_memory ? "memory"
-                               : "none",
+                  r.n_disk + memory,
+                  r.n_disk ? "disk"
+                  : memory ? "memory"
+                           : "none",
                   r.disk_s, (unsigned long long)r.disk_bytes);
     (void)fputs(",\"cache_reason\":", out);
     json_text(out, r.reason, strlen(r.reason));

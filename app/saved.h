@@ -9,6 +9,8 @@
 /* The directory of the options, else below XDG_CACHE_HOME or ~/.cache; false: there is none, or its
  * name is too long. */
 bool saved_dir(const settings *s, char *dst, size_t n);
+/* What a session of a paged plan keeps of earlier prompts in memory; NULL: nothing. */
+kvs_prefix_cache *saved_prefixes(machine *m);
 /* Gives the session its store, as the options say. */
 void saved_open(machine *m);
 /* What the last sync took from where, for people. */

@@ -8,6 +8,8 @@
  * back      to half of them + 32 new ones: in the same session, and after a restart
  * restore   MB/s of the state that came back, against reading the files from their directory
  * save      MB/s of writing the whole state, against writing a file of that size, flushed
+ * shared    the same tokens, and half of them + 32, in new sessions that share a prefix cache in memory:
+ *           to the first token, and of that what comes before it is computed (lookup, blocks lent)
  * A ratio of times is against cold.
  *   bench_warm [--csv FILE] [--tokens N] [--dir DIR] [--kv PLAN] [smollm2|gemma3 ...] */
 #define _GNU_SOURCE /* posix_fadvise, mkdtemp */
@@ -208,6 +210,59 @@ static void measure(rig *r, const char *model)
     rates(model, &whole, save_s, saved);
 }
 
+/* A new session of the cache: milliseconds to what it is lent, and to the logits. */
+static void lent(rig *r, const kvs_session_opts *o, const int32_t *t, size_t n, double ms[2])
+{
+    kvs_err err = {KVS_OK, 0, "", ""};
+    double prepared[ROUNDS];
+    double whole[ROUNDS];
+    for (int i = 0; i < ROUNDS; i++) {
+        must(kvs_session_new(r->ctx, r->model, o, &r->s, &err), &err, "session");
+        double t0 = bench_now();
+        must(kvs_session_prepare(r->s, t, n, NULL, &err), &err, "prepare");
+        prepared[i] = 1e3 * (bench_now() - t0);
+        whole[i] = prepared[i] + first(r, t, n);
+        kvs_session_free(r->s);
+    }
+    ms[0] = bench_median(prepared, ROUNDS);
+    ms[1] = bench_median(whole, ROUNDS);
+}
+
+static void measure_shared(rig *r, const char *model)
+{
+    kvs_err err = {KVS_OK, 0, "", ""};
+    kvs_plan_opts po = KVS_PLAN_OPTS_INIT;
+    kvs_prefix_cache_opts co = KVS_PREFIX_CACHE_OPTS_INIT;
+    kvs_session_opts so = KVS_SESSION_OPTS_INIT;
+    kvs_plan *plan = NULL;
+    kvs_prefix_stats st = KVS_PREFIX_STATS_INIT;
+    size_t half = n_tokens / 2;
+    double ms[2];
+    po.kv = kv;
+    po.kv_block = 64;
+    po.n_ctx = (uint32_t)n_tokens + 512;
+    must(kvs_plan_new(r->ctx, r->model, &po, &plan, &err), &err, "plan");
+    co.plan = so.plan = plan;
+    must(kvs_prefix_cache_new(r->ctx, r->model, &co, &so.prefix_cache, &err), &err, "cache");
+    must(kvs_session_new(r->ctx, r->model, &so, &r->s, &err), &err, "session");
+    double cold = first(r, r->tokens, n_tokens);
+    line(model, "shared, cold whole", cold, 0);
+    kvs_session_free(r->s);
+    lent(r, &so, r->tokens, n_tokens, ms);
+    line(model, "shared again, lent", ms[0], 0);
+    line(model, "shared again, to the first token", ms[1], cold);
+    must(kvs_session_new(r->ctx, r->model, &so, &r->s, &err), &err, "session");
+    double back = first(r, r->edited, half + NEW);
+    kvs_session_free(r->s);
+    line(model, "shared half + 32, to the first token", back, cold);
+    (void)kvs_prefix_cache_get_stats(so.prefix_cache, &st);
+    (void)fprintf(stderr, "%s: %llu of %llu tokens asked for were lent, the cache takes %.1f MB\n",
+                  model, (unsigned long long)st.hit_tokens, (unsigned long long)st.asked_tokens,
+                  (double)st.bytes / 1e6);
+    kvs_prefix_cache_free(so.prefix_cache);
+    kvs_plan_free(plan);
+}
+
 static void model_path(const char *file, char *dst, size_t n)
 {
     const char *xdg = getenv("XDG_CACHE_HOME");
@@ -245,6 +300,7 @@ static void run(const char *model, const char *file)
         r.tokens[i] = (int32_t)((x >> 33) % info.n_vocab);
         r.edited[i] = i < n_tokens / 2 ? r.tokens[i] : (int32_t)((x >> 35) % info.n_vocab);
     }
+    measure_shared(&r, model);
     measure(&r, model);
     free(r.tokens);
     free(r.edited);

@@ -9,6 +9,7 @@
 #include "kvstate/model.h"
 #include "kvstate/persist.h"
 #include "kvstate/plan.h"
+#include "kvstate/prefix_cache.h"
 #include "kvstate/sampler.h"
 #include "kvstate/session.h"
 #include "kvstate/speculate.h"

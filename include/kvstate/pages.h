@@ -18,8 +18,9 @@
 extern "C" {
 #endif
 
-/* Used by one thread at a time, as its context is; so are all caches that share it. Blocks that
- * somebody refers to are never written, so other threads may read their bytes meanwhile. */
+/* Shared by caches of several threads, each with a context of its own; a cache itself is used by one
+ * thread at a time. Blocks are taken from the pool's context and counted there, whose allocator other
+ * threads call then, and which outlives the caches. */
 
 typedef struct kvs_pages_opts {
     size_t struct_size;

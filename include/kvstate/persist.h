@@ -65,13 +65,11 @@ typedef struct kvs_reuse {
     uint32_t read_only;
     char reason[160];      /* why the last sync took nothing from the store; empty: it did */
     char save_reason[160]; /* why the last save failed, or none is made; empty: it did not */
+    uint64_t n_shared;     /* tokens lent by the prefix cache, then n_memory and n_disk are 0 */
 } kvs_reuse;
 #define KVS_REUSE_INIT                                                                             \
     {                                                                                              \
-        sizeof(kvs_reuse), 0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, {0},                                    \
-        {                                                                                          \
-            0                                                                                      \
-        }                                                                                          \
+        sizeof(kvs_reuse), 0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, {0}, {0}, 0                             \
     }
 KVS_API kvs_status kvs_session_get_reuse(const kvs_session *session, kvs_reuse *out);
 

@@ -9,6 +9,7 @@
 
 #include "kvstate/plan.h"
 #include "kvstate/sampler.h"
+#include "kvstate/store.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -17,7 +18,8 @@ extern "C" {
 /* Asked between blocks of a long prompt; non-zero stops with KVS_E_CANCELLED. */
 typedef int (*kvs_progress_fn)(void *user, size_t n_done, size_t n_total);
 
-typedef struct kvs_batch kvs_batch; /* batch.h */
+typedef struct kvs_batch kvs_batch;               /* batch.h */
+typedef struct kvs_prefix_cache kvs_prefix_cache; /* prefix_cache.h */
 
 typedef struct kvs_session_opts {
     size_t struct_size;
@@ -28,10 +30,17 @@ typedef struct kvs_session_opts {
     void *progress_user;
     kvs_pages *pages; /* of a paged plan, with its block size; NULL: one of the session's own */
     kvs_batch *batch; /* whose activations it computes in; NULL: its own */
+    /* Shares prefixes with other sessions, in the pool of that cache; NULL: does not. Needs a plan
+     * like the cache's. KVS_E_INVAL: another model, plan or pool. */
+    kvs_prefix_cache *prefix_cache;
+    kvs_bytes prefix_salt; /* of a tenant, an adapter ...: prefixes are shared among equal ones */
 } kvs_session_opts;
 #define KVS_SESSION_OPTS_INIT                                                                      \
     {                                                                                              \
-        sizeof(kvs_session_opts), NULL, 0, 0, NULL, NULL, NULL, NULL                               \
+        sizeof(kvs_session_opts), NULL, 0, 0, NULL, NULL, NULL, NULL, NULL,                        \
+        {                                                                                          \
+            NULL, 0                                                                                \
+        }                                                                                          \
     }
 
 /* One thread at a time. Freed before its context and model. */
@@ -50,6 +59,12 @@ KVS_API void kvs_session_free(kvs_session *session); /* NULL is fine */
  * KVS_E_NOMEM it holds a shorter prefix of `tokens`, and a further sync goes on from there. */
 KVS_API kvs_status kvs_session_sync(kvs_session *session, const int32_t *tokens, size_t n,
                                     size_t *n_reused, kvs_err *err);
+
+/* The first half of sync: makes the session hold the longest prefix of tokens[0 .. n) that can be had
+ * without computing, for who computes the rest with appends or in a batch. It is all of them only where
+ * sync would compute nothing. */
+KVS_API kvs_status kvs_session_prepare(kvs_session *session, const int32_t *tokens, size_t n,
+                                       size_t *n_reused, kvs_err *err);
 
 /* Appends tokens and computes logits of those from index logits_from on, in order, in blocks; no
  * other token costs a row of logits. */

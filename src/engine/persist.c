@@ -17,8 +17,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/sha256.h"
-#include "engine/net.h"
+#include "engine/identity.h"
 #include "engine/weights.h"
 #include "store/history.h"
 
@@ -26,7 +25,6 @@
 #define MIN_TOKENS   64u
 #define WORTH_TOKENS 16u /* fewer more than what is held are not fetched */
 #define STEP_TOKENS  256u
-#define NUMERICS     "kvstate-numerics-1"
 #define TRIES        4 /* entries that turn out damaged */
 
 typedef struct written {
@@ -46,6 +44,7 @@ struct kvs__persist {
     kvs_cache *cache;
     kvs__history *history;
     kvs_store *store; /* NULL: notes alone */
+    bool own_store;
     bool read_only;
     uint64_t max_bytes;
     size_t min_tokens;
@@ -73,82 +72,51 @@ static void say(char *dst, size_t n, const char *text)
 
 /* ---- identity */
 
-static void add_layer(kvs__sha256 *sum, const kvs_layer_spec *s)
-{
-    char k[48];
-    char v[48];
-    char text[256];
-    (void)kvs_codec_name(&s->k, k, sizeof k);
-    (void)kvs_codec_name(&s->v, v, sizeof v);
-    bool borrows = s->kind == KVS_LAYER_BORROW;
-    (void)snprintf(text, sizeof text, "%d %u %u %u %s %s %u %u %u %d %u", (int)s->kind,
-                   s->n_kv_heads, s->k_dim, s->v_dim, k, s->kind == KVS_LAYER_ATTENTION ? v : "",
-                   s->window, s->window ? s->sinks : 0, s->dense_until,
-                   s->dense_until ? (int)s->dense_dtype : 0, borrows ? s->donor : 0);
-    kvs__sha256_field(sum, text, strlen(text));
-}
-
-/* The frequencies themselves: they can depend on the context's length. */
-static kvs_status add_ropes(kvs_ctx *ctx, const kvs__net *net, uint32_t n_ctx, kvs__sha256 *sum,
-                            kvs_err *err)
-{
-    for (uint32_t i = 0; i < net->n_ropes; i++) {
-        size_t bytes = (size_t)net->ropes[i].n_rot / 2 * sizeof(double);
-        double *freq = kvs__calloc(ctx, 1, bytes + sizeof(double));
-        if (!freq) {
-            return kvs__nomem(err, "engine", bytes);
-        }
-        freq[net->ropes[i].n_rot / 2] = (double)kvs__rope_freqs(&net->ropes[i], n_ctx, freq);
-        kvs__sha256_field(sum, freq, bytes + sizeof(double));
-        kvs__free(ctx, freq, bytes + sizeof(double));
-    }
-    return KVS_OK;
-}
-
 static kvs_status identify(kvs__persist *p, const kvs__persist_for *f, const kvs_persist_opts *o,
                            kvs_err *err)
 {
     uint8_t model[32];
-    uint8_t plan[32];
-    uint8_t rope[32];
-    kvs__sha256 sum;
-    kvs__sha256_init(&sum);
-    kvs__sha256_field(&sum, NUMERICS, sizeof NUMERICS - 1);
-    for (uint32_t i = 0; i < kvs_cache_n_layers(f->cache); i++) {
-        add_layer(&sum, kvs_cache_spec(f->cache, i));
-    }
-    kvs__sha256_end(&sum, plan);
-    kvs__sha256_init(&sum);
-    kvs__sha256_field(&sum, o->rope.data, o->rope.bytes);
-    kvs_status st = add_ropes(f->ctx, &f->model->net, f->n_ctx, &sum, err);
-    kvs__sha256_end(&sum, rope);
-    if (st == KVS_OK) {
-        st = kvs__weights_digest(f->model, o->dir, model, err);
-    }
     kvs_identity_desc d = KVS_IDENTITY_DESC_INIT;
+    kvs_status st = kvs__weights_digest(f->model, o->dir, model, err);
     d.model = (kvs_bytes){model, sizeof model};
-    d.plan = (kvs_bytes){plan, sizeof plan};
-    d.rope = (kvs_bytes){rope, sizeof rope};
+    d.rope = o->rope;
     d.adapter = o->adapter;
     d.media = o->media;
     d.salt = o->salt;
-    return st == KVS_OK ? kvs_identity_digest(&d, p->identity, err) : st;
+    return st == KVS_OK
+               ? kvs__identity(f->ctx, &f->model->net, f->cache, f->n_ctx, &d, p->identity, err)
+               : st;
 }
 
 /* ---- opening */
 
-/* The store's threads are not for the program's signals. */
-static kvs_status open_store(kvs__persist *p, const kvs_persist_opts *o, kvs_err *err)
+kvs_status kvs__persist_open(kvs_ctx *ctx, const char *dir, uint64_t max_bytes, kvs_store **out,
+                             kvs_err *err)
 {
     kvs_store_opts so = KVS_STORE_OPTS_INIT;
     so.flags = KVS_STORE_READONLY_BUSY;
-    so.max_bytes = o->max_bytes;
+    so.max_bytes = max_bytes;
     sigset_t all;
     sigset_t old;
-    (void)sigfillset(&all);
+    (void)sigfillset(&all); /* the store's threads are not for the program's signals */
     (void)pthread_sigmask(SIG_SETMASK, &all, &old);
-    kvs_status st = kvs_store_open(p->ctx, o->dir, &so, &p->store, err);
+    kvs_status st = kvs_store_open(ctx, dir, &so, out, err);
     (void)pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return st;
+}
+
+static kvs_status open_store(kvs__persist *p, const kvs__persist_for *f, const kvs_persist_opts *o,
+                             kvs_err *err)
+{
+    kvs_status st = KVS_OK;
+    if (f->store) {
+        p->store = f->store;
+        memcpy(p->identity, f->identity, sizeof p->identity);
+    } else {
+        st = kvs__persist_open(p->ctx, o->dir, o->max_bytes, &p->store, err);
+        p->own_store = st == KVS_OK;
+        st = st == KVS_OK ? identify(p, f, o, err) : st;
+    }
     if (st == KVS_OK) {
         kvs_store_stats stats = KVS_STORE_STATS_INIT;
         (void)kvs_store_get_stats(p->store, &stats);
@@ -179,9 +147,8 @@ kvs_status kvs__persist_new(const kvs__persist_for *f, const kvs_persist_opts *o
     p->last = (kvs_reuse)KVS_REUSE_INIT;
     uint64_t notes = o.note_bytes ? o.note_bytes : NOTE_BYTES;
     st = kvs__history_new(f->ctx, f->cache, (size_t)notes, &p->history, err);
-    if (st == KVS_OK && o.dir) {
-        st = open_store(p, &o, err);
-        st = st == KVS_OK ? identify(p, f, &o, err) : st;
+    if (st == KVS_OK && (o.dir || f->store)) {
+        st = open_store(p, f, &o, err);
     }
     if (st != KVS_OK) {
         kvs__persist_free(p);
@@ -211,6 +178,8 @@ void kvs__persist_free(kvs__persist *p)
     if (p->store) {
         (void)kvs_store_flush(p->store, NULL);
         bury(p);
+    }
+    if (p->own_store) {
         kvs_store_close(p->store);
     }
     (void)pthread_mutex_destroy(&p->w.lock);
@@ -363,6 +332,17 @@ kvs_status kvs__persist_back(kvs__persist *p, size_t n, kvs_err *err)
         kvs__persist_cut(p, n);
     }
     return st;
+}
+
+void kvs__persist_lent(kvs__persist *p, size_t n)
+{
+    if (!p) {
+        return;
+    }
+    kvs__persist_cut(p, 0);
+    kvs__history_note(p->history, 2);
+    p->on_disk = n; /* who computed it saves it */
+    p->last.n_memory = 0;
 }
 
 void kvs__persist_synced(kvs__persist *p, const int32_t *tokens, size_t n)

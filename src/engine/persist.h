@@ -13,7 +13,11 @@ typedef struct kvs__persist_for {
     const kvs_model *model;
     kvs_cache *cache;
     uint32_t n_ctx;
+    kvs_store *store;        /* one that is shared; NULL: that of the options' directory */
+    const uint8_t *identity; /* with store: [KVS_DIGEST_BYTES] */
 } kvs__persist_for;
+kvs_status kvs__persist_open(kvs_ctx *ctx, const char *dir, uint64_t max_bytes, kvs_store **out,
+                             kvs_err *err);
 kvs_status kvs__persist_new(const kvs__persist_for *f, const kvs_persist_opts *opts,
                             kvs__persist **out, kvs_err *err);
 /* Before the cache. What is queued is written. */
@@ -33,6 +37,8 @@ kvs_status kvs__persist_back(kvs__persist *p, size_t n, kvs_err *err);
  * cleared, and the store has nothing that helps. */
 kvs_status kvs__persist_fetch(kvs__persist *p, const int32_t *tokens, size_t n, size_t own,
                               size_t *got);
+/* The cache was cleared and lent n tokens that another session of this store computed. */
+void kvs__persist_lent(kvs__persist *p, size_t n);
 /* And ends. */
 void kvs__persist_synced(kvs__persist *p, const int32_t *tokens, size_t n);
 

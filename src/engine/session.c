@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+#include "engine/identity.h"
 #include "engine/persist.h"
 #include "kvstate/interchange.h"
 
@@ -56,36 +57,19 @@ static uint32_t choose_block(const kvs_session *s, uint32_t most)
     return kvs__graph_block(&s->model->net, KVS__ACTIVATION_BYTES, most);
 }
 
-static bool same_state(const kvs_recurrent_spec *a, const kvs_recurrent_spec *b)
+/* Its prefix cache, and the slower tier of that. */
+static kvs_status make_share(kvs_session *s, kvs_err *err)
 {
-    return !a || !b ||
-           (a->rule == b->rule && a->n_heads == b->n_heads && a->n_groups == b->n_groups &&
-            a->head_dim == b->head_dim && a->state_dim == b->state_dim &&
-            a->conv_dim == b->conv_dim && a->conv_taps == b->conv_taps);
-}
-
-static kvs_status check_plan(const kvs_session *s, const kvs_plan *plan, kvs_err *err)
-{
-    const kvs__net *net = &s->model->net;
-    bool same = kvs_plan_n_layers(plan) == net->n_layers;
-    for (uint32_t i = 0; same && i < net->n_layers; i++) {
-        kvs_layer_spec need = KVS_LAYER_SPEC_INIT;
-        const kvs_layer_spec *has = kvs_plan_layer(plan, i);
-        kvs__net_layer_spec(net, i, &need);
-        same = has->kind == need.kind && has->n_kv_heads == need.n_kv_heads &&
-               has->k_dim == need.k_dim && has->v_dim == need.v_dim && has->donor == need.donor &&
-               same_state(has->recurrent, need.recurrent);
-    }
-    if (!same) {
-        return kvs__fail(err, KVS_E_INVAL, "engine", "the plan was made for another model");
-    }
-    return KVS_OK;
+    kvs__persist_for f = {s->ctx, s->model, s->cache, s->n_ctx, NULL, NULL};
+    kvs_status st = kvs__share_new(s->ctx, s->cache, &s->opts, s->n_ctx, &s->share, err);
+    f.store = kvs__share_store(s->share, &f.identity);
+    return st == KVS_OK && f.store ? kvs__persist_new(&f, NULL, &s->persist, err) : st;
 }
 
 static kvs_status build(kvs_session *s, const kvs_plan *plan, kvs_err *err)
 {
     const kvs__net *net = &s->model->net;
-    kvs_status st = check_plan(s, plan, err);
+    kvs_status st = kvs__net_check_plan(net, plan, err);
     if (st != KVS_OK) {
         return st;
     }
@@ -115,7 +99,7 @@ static kvs_status build(kvs_session *s, const kvs_plan *plan, kvs_err *err)
     if (!s->tokens || !s->logits) {
         return kvs__nomem(err, "engine", s->n_ctx * sizeof *s->tokens);
     }
-    return KVS_OK;
+    return make_share(s, err);
 }
 
 kvs_status kvs_session_new(kvs_ctx *ctx, const kvs_model *model, const kvs_session_opts *opts,
@@ -132,8 +116,11 @@ kvs_status kvs_session_new(kvs_ctx *ctx, const kvs_model *model, const kvs_sessi
             return st;
         }
     }
-    if (o.flags) {
-        return kvs__fail(err, KVS_E_INVAL, "engine", "flags 0x%x of kvs_session_opts", o.flags);
+    kvs_status st =
+        o.flags ? kvs__fail(err, KVS_E_INVAL, "engine", "flags 0x%x of kvs_session_opts", o.flags)
+                : kvs__share_check(&o, model, err);
+    if (st != KVS_OK) {
+        return st;
     }
     kvs_session *s = kvs__calloc(ctx, 1, sizeof *s);
     if (!s) {
@@ -143,7 +130,7 @@ kvs_status kvs_session_new(kvs_ctx *ctx, const kvs_model *model, const kvs_sessi
     s->model = model;
     s->opts = o;
     kvs_plan *own = NULL;
-    kvs_status st = o.plan ? KVS_OK : kvs_plan_new(ctx, model, NULL, &own, err);
+    st = o.plan ? KVS_OK : kvs_plan_new(ctx, model, NULL, &own, err);
     if (st == KVS_OK) {
         st = build(s, own ? own : o.plan, err);
     }
@@ -153,8 +140,18 @@ kvs_status kvs_session_new(kvs_ctx *ctx, const kvs_model *model, const kvs_sessi
         return st;
     }
     s->opts.plan = NULL;
+    s->opts.prefix_salt = (kvs_bytes){NULL, 0};
     *out = s;
     return KVS_OK;
+}
+
+/* What it is about to lose goes to the cache, and to the store that others look into, too. */
+static void keep_all(kvs_session *s)
+{
+    if (s->share && !s->broken && s->n_unknown == 0 && s->n_tokens > 0) {
+        kvs__share_keep(s->share, s->tokens, s->n_tokens);
+        (void)kvs__persist_save(s->persist, s->tokens, s->n_tokens, NULL);
+    }
 }
 
 void kvs_session_free(kvs_session *s)
@@ -162,6 +159,8 @@ void kvs_session_free(kvs_session *s)
     if (!s) {
         return;
     }
+    keep_all(s);
+    kvs__share_free(s->share);
     kvs__persist_free(s->persist);
     kvs_rows_free(s->rows);
     if (!s->opts.batch) {
@@ -216,6 +215,7 @@ void kvs__session_took(kvs_session *s, const int32_t *tokens, size_t n, const fl
     memmove(s->tokens + s->n_tokens, tokens, n * sizeof *tokens);
     s->n_tokens += n;
     s->n_computed += n;
+    kvs__share_after(s->share, s->tokens, s->n_tokens);
     kvs__persist_after(s->persist, s->tokens, s->n_tokens, (uint32_t)n);
     s->has_logits = logits != NULL;
     if (logits && logits != s->logits) {
@@ -285,6 +285,7 @@ static kvs_status run_blocks(kvs_session *s, const kvs_eval *e, kvs_err *err)
         }
         size_t left = e->n_tokens - done;
         uint32_t n = left < s->block ? (uint32_t)left : s->block;
+        n = (uint32_t)(kvs__share_stop(s->share, s->n_tokens, s->n_tokens + n) - s->n_tokens);
         size_t first = from > done ? from - done : 0;
         wanted w = {first < n ? (uint32_t)first : n, e->on_logits, e->user};
         kvs_status st = run_block(s, e->tokens + done, n, &w, err);
@@ -379,6 +380,7 @@ static kvs_status cut(kvs_session *s, size_t keep, kvs_err *err)
     }
     if (st == KVS_OK) {
         kvs__persist_cut(s->persist, keep);
+        kvs__share_cut(s->share, keep);
         s->n_tokens = keep;
         s->n_unknown = s->n_unknown < keep ? s->n_unknown : keep;
         s->has_logits = false;
@@ -410,7 +412,48 @@ kvs_status kvs__session_goto(kvs_session *s, const int32_t *tokens, size_t n, kv
     return run_blocks(s, &e, err);
 }
 
-/* Takes the session to a prefix of tokens[0 .. n): what is held, or more from the store. */
+/* Takes over what the prefix cache found, in place of what it holds. Without memory it is empty. */
+static void take_shared(kvs_session *s, size_t n)
+{
+    kvs_status st = kvs_cache_clear(s->cache, NULL);
+    kvs__share_cut(s->share, 0);
+    st = st == KVS_OK ? kvs__share_attach(s->share, NULL) : st;
+    if (st != KVS_OK) {
+        kvs__share_release(s->share);
+        (void)kvs_cache_clear(s->cache, NULL);
+        n = 0;
+    }
+    kvs__persist_lent(s->persist, n);
+    s->n_tokens = n;
+}
+
+/* The longest prefix of tokens[0 .. n) that can be had in place of `own` of the tokens held: from the
+ * prefix cache, or from the store if that has more. KVS_NO: neither has more than that. */
+static kvs_status fetch(kvs_session *s, const int32_t *tokens, size_t n, size_t own)
+{
+    size_t lent = kvs__share_find(s->share, tokens, n, own);
+    size_t best = lent > own ? lent : own;
+    size_t got = 0;
+    kvs_status st = s->persist ? kvs__persist_fetch(s->persist, tokens, n, best, &got) : KVS_NO;
+    if (st == KVS_OK) {
+        kvs__share_release(s->share);
+        kvs__share_cut(s->share, 0);
+        s->n_tokens = got;
+    } else if (lent > 0) {
+        take_shared(s, lent);
+    } else if (st == KVS_NO) {
+        return st;
+    } else {
+        kvs__share_cut(s->share, 0);
+        s->n_tokens = 0;
+    }
+    memmove(s->tokens, tokens, s->n_tokens * sizeof *tokens);
+    s->has_logits = false;
+    s->n_unknown = 0;
+    return KVS_OK; /* what came from disk is given to memory with the next block */
+}
+
+/* Takes the session to a prefix of tokens[0 .. n): what is held, or more from elsewhere. */
 static kvs_status prepare(kvs_session *s, const int32_t *tokens, size_t n, kvs_err *err)
 {
     size_t keep = common_prefix(s, tokens, n);
@@ -419,40 +462,53 @@ static kvs_status prepare(kvs_session *s, const int32_t *tokens, size_t n, kvs_e
             size_t none = 0;
             (void)kvs__persist_fetch(s->persist, tokens, n, n, &none);
         }
+        (void)kvs__share_find(s->share, tokens, n, n);
+        s->n_own = n;
         return KVS_OK;
+    }
+    if (keep < s->n_tokens) {
+        keep_all(s);
     }
     /* the last token is computed again where only its logits are missing */
     size_t own = can_keep(s, keep == n && n > 0 ? n - 1 : keep);
-    size_t got = 0;
-    kvs_status st = s->persist ? kvs__persist_fetch(s->persist, tokens, n, own, &got) : KVS_NO;
-    if (st == KVS_NO) {
-        return cut(s, own, err);
-    }
-    s->has_logits = false;
-    s->n_tokens = st == KVS_OK ? got : 0;
-    if (s->n_tokens > 0) {
-        memmove(s->tokens, tokens, got * sizeof *tokens);
-    }
-    return KVS_OK;
+    kvs_status st = fetch(s, tokens, n, own);
+    s->n_own = st == KVS_NO ? own : 0;
+    return st == KVS_NO ? cut(s, own, err) : st;
 }
 
-kvs_status kvs_session_sync(kvs_session *s, const int32_t *tokens, size_t n, size_t *n_reused,
-                            kvs_err *err)
+static kvs_status start(kvs_session *s, const int32_t *tokens, size_t n, size_t *n_reused,
+                        kvs_err *err)
 {
     if (!s) {
         return kvs__fail(err, KVS_E_INVAL, "engine", "session is NULL");
     }
     kvs_status st = kvs__session_check(s, tokens, n, 0, err);
     st = st == KVS_OK ? prepare(s, tokens, n, err) : st;
+    if (st == KVS_OK && n_reused) {
+        *n_reused = s->n_tokens;
+    }
+    s->n_reused += st == KVS_OK ? s->n_tokens : 0;
+    return st;
+}
+
+kvs_status kvs_session_prepare(kvs_session *s, const int32_t *tokens, size_t n, size_t *n_reused,
+                               kvs_err *err)
+{
+    return start(s, tokens, n, n_reused, err);
+}
+
+kvs_status kvs_session_sync(kvs_session *s, const int32_t *tokens, size_t n, size_t *n_reused,
+                            kvs_err *err)
+{
+    kvs_status st = start(s, tokens, n, n_reused, err);
     if (st != KVS_OK) {
         return st;
     }
-    if (n_reused) {
-        *n_reused = s->n_tokens;
-    }
-    s->n_reused += s->n_tokens;
     st = kvs_session_append(s, n > 0 ? tokens + s->n_tokens : tokens, n - s->n_tokens, err);
-    kvs__persist_synced(s->persist, s->tokens, s->n_tokens); /* stopped half way, too */
+    if (st != KVS_OK && !s->broken) { /* stopped half way: what there is is worth keeping */
+        kvs__share_keep(s->share, s->tokens, s->n_tokens);
+    }
+    kvs__persist_synced(s->persist, s->tokens, s->n_tokens);
     return st;
 }
 
@@ -506,11 +562,15 @@ kvs_status kvs_session_load_prompt_cache(kvs_session *s, const kvs_prompt_cache 
         return kvs__fail(err, KVS_E_INVAL, "engine", "session or file is NULL");
     }
     kvs_status st = kvs__session_check(s, NULL, 0, 0, err);
+    if (st == KVS_OK) {
+        keep_all(s);
+    }
     st = st == KVS_OK ? cut(s, 0, err) : st;
     st = st == KVS_OK ? kvs_prompt_cache_load(file, row, s->cache, err) : st;
     if (st != KVS_OK) {
         return st;
     }
+    kvs__share_foreign(s->share);
     size_t n = 0;
     st = loaded_length(s, &n, err);
     st = st == KVS_OK ? take_tokens(s, file, row, n, err) : st;
@@ -588,7 +648,7 @@ kvs_status kvs_session_persist(kvs_session *s, const kvs_persist_opts *opts, kvs
                          s->persist ? "the session has a store already"
                                     : "the session holds tokens: give it the store before");
     }
-    kvs__persist_for f = {s->ctx, s->model, s->cache, s->n_ctx};
+    kvs__persist_for f = {s->ctx, s->model, s->cache, s->n_ctx, NULL, NULL};
     return kvs__persist_new(&f, opts, &s->persist, err);
 }
 
@@ -615,6 +675,8 @@ kvs_status kvs_session_get_reuse(const kvs_session *s, kvs_reuse *out)
     if (s->persist) {
         kvs__persist_reuse(s->persist, &r);
     }
+    r.n_memory = s->persist ? r.n_memory : s->n_own;
+    r.n_shared = kvs__share_lent(s->share);
     return kvs__stats_write(out, &r, sizeof r);
 }
 

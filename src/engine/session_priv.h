@@ -13,6 +13,7 @@
 #include "engine/graph.h"
 #include "engine/net.h"
 #include "engine/persist.h"
+#include "engine/share.h"
 #include "kvstate/batch.h"
 #include "kvstate/txn.h"
 
@@ -41,7 +42,9 @@ struct kvs_session {
     bool broken;
     uint64_t n_computed;
     uint64_t n_reused;
+    size_t n_own;          /* of those reused by the last sync, its own */
     kvs__persist *persist; /* NULL: no store */
+    kvs__share *share;     /* NULL: no prefix cache */
 };
 
 struct kvs_batch {

@@ -34,7 +34,9 @@ static bool has_bytes(const kvs_tokenizer *tok, kvs__text t)
 
 struct bpe {
     kvs__token_work *w;
-    size_t n;     /* symbols */
+    size_t n;        /* symbols */
+    uint32_t before; /* the last character of the vocabulary */
+    bool cuts;
     bool pending; /* an unknown character is not written yet */
 };
 
@@ -119,7 +121,13 @@ static kvs_status add_char(struct bpe *b, kvs__text c, uint32_t cp, bool first, 
     if (st != KVS_OK || id < 0) {
         return st != KVS_OK ? st : add_missing(b, c);
     }
-    if (b->pending) {
+    /* A character that is in no token and has no id leaves its neighbours side by side. */
+    if (b->cuts && b->n > 0 && !b->pending &&
+        !kvs__token_are_neighbours(b->w->tok, b->before, cp)) {
+        st = merge(b);
+    }
+    b->before = cp;
+    if (b->pending && st == KVS_OK) {
         b->pending = false;
         st = add_sym(b, tj->unk);
     }
@@ -136,19 +144,13 @@ kvs_status kvs__tj_bpe(kvs__token_work *w, kvs__text word)
             return kvs__token_push(w, id);
         }
     }
-    struct bpe b = {w, 0, false};
-    const bool cuts = word.len >= CUT_FROM && !tj->no_cuts;
-    uint32_t before = 0;
+    struct bpe b = {.w = w, .cuts = word.len >= CUT_FROM && !tj->no_cuts};
     kvs_status st = KVS_OK;
     for (size_t i = 0, step = 0; i < word.len && st == KVS_OK; i += step) {
         uint32_t cp = 0;
         (void)kvs__utf8_step(word.ptr + i, word.len - i, &step, &cp);
-        if (cuts && b.n > 0 && !kvs__token_are_neighbours(tok, before, cp)) {
-            st = merge(&b);
-        }
         const kvs__text c = {word.ptr + i, step};
-        st = st == KVS_OK ? add_char(&b, c, cp, i == 0, i + step == word.len) : st;
-        before = cp;
+        st = add_char(&b, c, cp, i == 0, i + step == word.len);
     }
     if (st == KVS_OK && b.pending) {
         st = add_sym(&b, tj->unk);

@@ -403,9 +403,6 @@ static kvs_status join_pages(kvs_cache *c, kvs_cache_opts *o, kvs_err *err)
         return st;
     }
     if (o->pages) {
-        if (kvs__pages_ctx(o->pages) != c->ctx) {
-            return kvs__fail(err, KVS_E_INVAL, "state", "the pool belongs to another context");
-        }
         c->pages = o->pages;
         kvs__pages_join(c->pages);
         return KVS_OK;

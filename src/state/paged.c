@@ -206,7 +206,7 @@ static paged_plan plan_reserve(const kvs__store *s, int64_t at, uint64_t n)
     p.anew = p.anew && p.add > 0;
     if ((uint64_t)at % s->block) {
         kvs__seg **at_block = kvs__paged_find(s, (uint64_t)at / s->block);
-        p.share = at_block && (*at_block)->refs > 1;
+        p.share = at_block && kvs__page_shared(*at_block);
     }
     return p;
 }

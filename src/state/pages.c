@@ -6,6 +6,7 @@
  * is taken, so the limit is reached to within a block. */
 #include "state/pages_priv.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -14,6 +15,7 @@
 
 struct kvs_pages {
     kvs_ctx *ctx;
+    pthread_mutex_t lock; /* recursive: reclaim is called with it, and lets go of blocks */
     uint32_t block;
     bool closed; /* the caller let go */
     uint64_t users;
@@ -48,6 +50,18 @@ static kvs_status read_opts(const kvs_pages_opts *opts, kvs_pages_opts *o, kvs_e
     return KVS_OK;
 }
 
+static kvs_status make_lock(kvs_pages *p, kvs_err *err)
+{
+    pthread_mutexattr_t a;
+    int e = pthread_mutexattr_init(&a);
+    if (e == 0) {
+        (void)pthread_mutexattr_settype(&a, PTHREAD_MUTEX_RECURSIVE);
+        e = pthread_mutex_init(&p->lock, &a);
+        (void)pthread_mutexattr_destroy(&a);
+    }
+    return e == 0 ? KVS_OK : kvs__fail(err, KVS_E_NOMEM, "state", "no lock, error %d", e);
+}
+
 kvs_status kvs_pages_new(kvs_ctx *ctx, const kvs_pages_opts *opts, kvs_pages **out, kvs_err *err)
 {
     if (!ctx || !out) {
@@ -67,6 +81,11 @@ kvs_status kvs_pages_new(kvs_ctx *ctx, const kvs_pages_opts *opts, kvs_pages **o
     if (!p) {
         return kvs__nomem(err, "state", sizeof *p);
     }
+    kvs_status made = make_lock(p, err);
+    if (made != KVS_OK) {
+        kvs__free(ctx, p, sizeof *p);
+        return made;
+    }
     p->ctx = ctx;
     p->block = o.block_tokens;
     p->max_bytes = o.max_bytes;
@@ -77,9 +96,18 @@ kvs_status kvs_pages_new(kvs_ctx *ctx, const kvs_pages_opts *opts, kvs_pages **o
     return KVS_OK;
 }
 
-static void free_if_done(kvs_pages *p)
+void kvs__pages_lock(kvs_pages *p)
 {
-    if (p->closed && p->users == 0 && !p->classes) {
+    (void)pthread_mutex_lock(&p->lock);
+}
+
+/* Only the call that takes the last thing away sees it done. */
+void kvs__pages_unlock(kvs_pages *p)
+{
+    bool done = p->closed && p->users == 0 && !p->classes;
+    (void)pthread_mutex_unlock(&p->lock);
+    if (done) {
+        (void)pthread_mutex_destroy(&p->lock);
         kvs__free(p->ctx, p, sizeof *p);
     }
 }
@@ -87,20 +115,24 @@ static void free_if_done(kvs_pages *p)
 void kvs_pages_free(kvs_pages *p)
 {
     if (p) {
+        kvs__pages_lock(p);
         p->closed = true;
-        free_if_done(p);
+        kvs__pages_unlock(p);
     }
 }
 
 void kvs__pages_join(kvs_pages *p)
 {
+    kvs__pages_lock(p);
     p->users++;
+    kvs__pages_unlock(p);
 }
 
 void kvs__pages_leave(kvs_pages *p)
 {
+    kvs__pages_lock(p);
     p->users--;
-    free_if_done(p);
+    kvs__pages_unlock(p);
 }
 
 uint32_t kvs__pages_block(const kvs_pages *p)
@@ -115,8 +147,10 @@ kvs_ctx *kvs__pages_ctx(const kvs_pages *p)
 
 void kvs__pages_set_reclaim(kvs_pages *p, kvs__page_reclaim_fn fn, void *user)
 {
+    kvs__pages_lock(p);
     p->reclaim = fn;
     p->reclaim_user = user;
+    kvs__pages_unlock(p);
 }
 
 void kvs__pages_scramble(kvs_pages *p, uint64_t seed)
@@ -129,7 +163,9 @@ kvs_status kvs_pages_set_limit(kvs_pages *p, size_t max_bytes, kvs_err *err)
     if (!p) {
         return kvs__fail(err, KVS_E_INVAL, "state", "pages is NULL");
     }
+    kvs__pages_lock(p);
     p->max_bytes = max_bytes;
+    kvs__pages_unlock(p);
     return KVS_OK;
 }
 
@@ -366,7 +402,6 @@ static void drop_chunk(kvs__page_chunk *c)
     kvs__free(p->ctx, c, c->bytes);
     if (!k->chunks) {
         drop_class(k);
-        free_if_done(p);
     }
 }
 
@@ -511,6 +546,8 @@ static void push(kvs__seg *page)
 static void change(kvs__seg *page, int refs, int kept)
 {
     kvs__page_class *k = page->chunk->home;
+    kvs_pages *p = k->pages;
+    kvs__pages_lock(p);
     KVS_ASSERT(page->refs > 0);                                  /* never from a free block */
     KVS_ASSERT(refs > 0 || kept < 0 || page->refs > page->kept); /* some cache's */
     KVS_ASSERT(kept >= 0 || page->kept > 0);                     /* some index's */
@@ -523,25 +560,45 @@ static void change(kvs__seg *page, int refs, int kept)
     } else {
         prove(page->chunk);
     }
+    kvs__pages_unlock(p);
+}
+
+static kvs_status take(kvs_pages *p, const kvs__fmt *fmt, kvs__seg **out, kvs_err *err)
+{
+    kvs__page_class *k = NULL;
+    kvs_status st = provide(p, fmt, &k, err);
+    if (st == KVS_OK) {
+        *out = pop(k);
+        k->n_free--;
+        k->n_held++;
+        (*out)->refs = 1;
+        prove((*out)->chunk);
+    }
+    return st;
 }
 
 kvs_status kvs__page_take(kvs_pages *p, const kvs__fmt *fmt, kvs__seg **out, kvs_err *err)
 {
-    kvs__page_class *k = NULL;
-    kvs_status st = provide(p, fmt, &k, err);
-    if (st != KVS_OK) {
-        return st;
+    kvs__seg *page = NULL;
+    kvs__pages_lock(p);
+    kvs_status st = take(p, fmt, &page, err);
+    kvs__pages_unlock(p);
+    if (st == KVS_OK) {
+        page->phase = KVS__NO_PHASE;
+        size_t head = page->offset[KVS__K][0];
+        memset((unsigned char *)page + head, 0, page->bytes - head); /* I4 */
+        *out = page;
     }
-    kvs__seg *page = pop(k);
-    k->n_free--;
-    k->n_held++;
-    page->refs = 1;
-    page->phase = KVS__NO_PHASE;
-    size_t head = page->offset[KVS__K][0];
-    memset((unsigned char *)page + head, 0, page->bytes - head); /* I4 */
-    prove(page->chunk);
-    *out = page;
-    return KVS_OK;
+    return st;
+}
+
+bool kvs__page_shared(const kvs__seg *page)
+{
+    kvs_pages *p = page->chunk->home->pages;
+    kvs__pages_lock(p);
+    bool shared = page->refs > 1;
+    kvs__pages_unlock(p);
+    return shared;
 }
 
 void kvs__page_share(kvs__seg *page)
@@ -566,12 +623,18 @@ void kvs__page_unkeep(kvs__seg *page)
 
 /* -- statistics */
 
+static kvs_pages *unconst(const kvs_pages *p)
+{
+    return (kvs_pages *)(uintptr_t)p; /* to lock it */
+}
+
 kvs_status kvs_pages_get_stats(const kvs_pages *p, kvs_pages_stats *out)
 {
     if (!p || !out) {
         return KVS_E_INVAL;
     }
     kvs_pages_stats s = KVS_PAGES_STATS_INIT;
+    kvs__pages_lock(unconst(p));
     s.block_tokens = p->block;
     s.bytes = p->bytes;
     s.peak_bytes = p->peak;
@@ -585,7 +648,24 @@ kvs_status kvs_pages_get_stats(const kvs_pages *p, kvs_pages_stats *out)
         s.cached_bytes += (size_t)k->n_cached * k->block_bytes;
         s.held_bytes += (size_t)k->n_held * k->block_bytes;
     }
+    kvs__pages_unlock(unconst(p));
     return kvs__stats_write(out, &s, sizeof s);
+}
+
+static void describe(const kvs__page_class *k, kvs_pages_class *c)
+{
+    char name[KVS__SIDES][48];
+    c->block_bytes = k->block_bytes;
+    c->n_total = k->n_total;
+    c->n_free = k->n_free;
+    c->n_cached = k->n_cached;
+    c->n_held = k->n_held;
+    for (int side = 0; side < KVS__SIDES; side++) {
+        (void)kvs_codec_name(&k->fmt.side[side].codec, name[side], sizeof name[side]);
+    }
+    (void)snprintf(c->shape, sizeof c->shape, "k=%s v=%s heads=%u dims=%u/%u", name[KVS__K],
+                   name[KVS__V], k->fmt.n_heads, k->fmt.side[KVS__K].shape.dim,
+                   k->fmt.side[KVS__V].shape.dim);
 }
 
 kvs_status kvs_pages_get_class(const kvs_pages *p, uint32_t i, kvs_pages_class *out)
@@ -593,27 +673,17 @@ kvs_status kvs_pages_get_class(const kvs_pages *p, uint32_t i, kvs_pages_class *
     if (!p || !out) {
         return KVS_E_INVAL;
     }
+    kvs_pages_class c = KVS_PAGES_CLASS_INIT;
+    kvs__pages_lock(unconst(p));
     const kvs__page_class *k = p->classes;
     for (; k && i > 0; i--) {
         k = k->next;
     }
-    if (!k) {
-        return KVS_E_RANGE;
+    if (k) {
+        describe(k, &c);
     }
-    kvs_pages_class c = KVS_PAGES_CLASS_INIT;
-    c.block_bytes = k->block_bytes;
-    c.n_total = k->n_total;
-    c.n_free = k->n_free;
-    c.n_cached = k->n_cached;
-    c.n_held = k->n_held;
-    char name[KVS__SIDES][48];
-    for (int side = 0; side < KVS__SIDES; side++) {
-        (void)kvs_codec_name(&k->fmt.side[side].codec, name[side], sizeof name[side]);
-    }
-    (void)snprintf(c.shape, sizeof c.shape, "k=%s v=%s heads=%u dims=%u/%u", name[KVS__K],
-                   name[KVS__V], k->fmt.n_heads, k->fmt.side[KVS__K].shape.dim,
-                   k->fmt.side[KVS__V].shape.dim);
-    return kvs__stats_write(out, &c, sizeof c);
+    kvs__pages_unlock(unconst(p));
+    return k ? kvs__stats_write(out, &c, sizeof c) : KVS_E_RANGE;
 }
 
 /* -- plan */

@@ -209,10 +209,10 @@ static kvs_status check_list(const kvs_cache *c, uint32_t i, uint64_t n_tokens,
                              const kvs__page_list *list, kvs_err *err)
 {
     const kvs__layer *l = &c->layer[i];
-    if (l->spec.layout != KVS_LAYOUT_PAGED) {
+    if (l->spec.layout != KVS_LAYOUT_PAGED || l->spec.kind == KVS_LAYER_BORROW) {
         return list->n == 0 ? KVS_OK
                             : kvs__fail(err, KVS_E_INVAL, "state",
-                                        "layer %u: blocks for a layer that is not paged", i);
+                                        "layer %u: blocks for a layer that has none", i);
     }
     if (kvs__layer_len(l) != 0) {
         return kvs__fail(err, KVS_E_STATE, "state", "layer %u holds %lld tokens", i,

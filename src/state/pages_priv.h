@@ -12,14 +12,17 @@
  * I3  A block with refs > 1 or kept > 0 is never written: a writer takes a copy (paged.c).
  * I4  A block handed out is all zeros; so no byte of another sequence is ever seen in it.
  *
- * Threads: all calls come from the thread that has the context. Another thread may read the bytes
- * of a block (kvs__page_get_raw) while the first holds a reference for it, which I3 keeps from
- * being written; the reference is taken and dropped by the first thread. */
+ * Threads: counts and lists are changed and read under the pool's lock, which is recursive and
+ * which an index that serves caches of several threads is under, too: reclaim, called with it, goes
+ * into the index. Bytes of a block are read without it by who holds a reference: I3 keeps them from
+ * being written, and a reference is got under the lock, so after they were.
+ */
 #ifndef KVS_STATE_PAGES_PRIV_H
 #define KVS_STATE_PAGES_PRIV_H
 
 #include "kvstate/pages.h"
 #include "state/layer.h"
+#include "state/pages_lock.h"
 
 #define KVS__PAGE_BLOCK 64u /* tokens; bench_attention: as fast as grow, and a fork wastes 32 */
 
@@ -74,6 +77,7 @@ void kvs__page_share(kvs__seg *page);   /* one more reference of a cache or view
 void kvs__page_release(kvs__seg *page); /* of a cache or view */
 void kvs__page_keep(kvs__seg *page);    /* one more reference of an index */
 void kvs__page_unkeep(kvs__seg *page);
+bool kvs__page_shared(const kvs__seg *page); /* somebody else refers to it, too */
 
 /* Options read and their defaults put in. */
 kvs_status kvs__pages_read_opts(const kvs_pages_opts *opts, kvs_pages_opts *out, kvs_err *err);

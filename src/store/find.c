@@ -162,6 +162,9 @@ kvs_status kvs_store_find(kvs_store *s, const kvs_store_key *key, const kvs_stor
     if (st == KVS_OK) {
         st = check_query(&l, err);
     }
+    if (st == KVS_OK && kvs__stats_write(hit, &h, sizeof h) != KVS_OK) { /* before a pin is taken */
+        st = kvs__fail(err, KVS_E_INVAL, "store", "hit->struct_size is %zu", hit->struct_size);
+    }
     if (st != KVS_OK) {
         return st;
     }

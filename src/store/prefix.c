@@ -194,6 +194,11 @@ static kvs_status read_opts(const kvs_prefix_opts *opts, kvs_prefix_opts *o, kvs
     return st;
 }
 
+static size_t run_len(const kvs_prefix *ix)
+{
+    return (size_t)5 * ix->n_slots + 1;
+}
+
 static kvs_status fill(kvs_prefix *ix, const kvs_cache *like, kvs_err *err)
 {
     kvs_retain_opts r = KVS_RETAIN_OPTS_INIT;
@@ -201,14 +206,13 @@ static kvs_status fill(kvs_prefix *ix, const kvs_cache *like, kvs_err *err)
     if (st != KVS_OK) {
         return st;
     }
-    if (ix->n_slots > 0) {
-        ix->slot = kvs__calloc(ix->ctx, ix->n_slots, sizeof *ix->slot);
-        ix->run = kvs__calloc(ix->ctx, (size_t)5 * ix->n_slots, sizeof *ix->run);
-        if (!ix->slot || !ix->run) {
-            return kvs__nomem(err, "store", ix->n_slots * sizeof *ix->slot);
-        }
+    /* one more of each: without slots (recurrent layers alone) neither is NULL */
+    ix->slot = kvs__calloc(ix->ctx, ix->n_slots + (size_t)1, sizeof *ix->slot);
+    ix->run = kvs__calloc(ix->ctx, run_len(ix), sizeof *ix->run);
+    if (!ix->slot || !ix->run) {
+        return kvs__nomem(err, "store", ix->n_slots * sizeof *ix->slot);
     }
-    ix->own = sizeof *ix + ix->n_slots * (sizeof *ix->slot + 5 * sizeof *ix->run);
+    ix->own = sizeof *ix + (ix->n_slots + 1) * sizeof *ix->slot + run_len(ix) * sizeof *ix->run;
     st = read_layers(ix, like, false, err);
     r.policy = ix->o.policy;
     st = st == KVS_OK ? kvs_retain_new(ix->ctx, &r, &ix->retain, err) : st;
@@ -225,8 +229,8 @@ static void free_parts(kvs_prefix *ix)
     kvs__free(ix->ctx, ix->owner, ix->n_owner * sizeof(kvs__node *));
     kvs__free(ix->ctx, ix->root, ix->cap_roots * sizeof(kvs__node *));
     kvs__free(ix->ctx, ix->path, ix->cap_path * sizeof(kvs__node *));
-    kvs__free(ix->ctx, ix->slot, ix->n_slots * sizeof *ix->slot);
-    kvs__free(ix->ctx, ix->run, (size_t)5 * ix->n_slots * sizeof *ix->run);
+    kvs__free(ix->ctx, ix->slot, (ix->n_slots + (size_t)1) * sizeof *ix->slot);
+    kvs__free(ix->ctx, ix->run, run_len(ix) * sizeof *ix->run);
     kvs__idmap_free(ix->ctx, &ix->roots);
     kvs__idmap_free(ix->ctx, &ix->sessions);
     kvs__free(ix->ctx, ix, sizeof *ix);

@@ -381,6 +381,9 @@ kvs_status kvs_prefix_lookup(kvs_prefix *ix, const kvs_prefix_key *key, size_t m
     }
     *out = NULL;
     kvs_status st = kvs__prefix_check_key(key, err);
+    if (st == KVS_OK && hit && kvs__stats_write(hit, &h, sizeof h) != KVS_OK) {
+        st = kvs__fail(err, KVS_E_INVAL, "store", "hit->struct_size is %zu", hit->struct_size);
+    }
     if (st != KVS_OK) {
         return st;
     }

@@ -71,7 +71,7 @@ struct kvs_prefix {
     uint32_t block;
     uint32_t n_layers;
     uint32_t n_slots;
-    kvs__slot *slot; /* [n_slots] */
+    kvs__slot *slot; /* [n_slots], never NULL */
     kvs_prefix_opts o;
     kvs_retain *retain;
     kvs__node **owner; /* [n_owner]: by the number of a retention item; the low bit: its windows */
@@ -83,7 +83,7 @@ struct kvs_prefix {
     kvs__idmap sessions; /* of session -> number of the node's item */
     kvs__node **path;    /* [cap_path], of a lookup */
     size_t cap_path;
-    uint32_t *run; /* [5][n_slots], of a lookup */
+    uint32_t *run; /* [5][n_slots], of a lookup; never NULL */
     uint64_t rng;
     size_t own;
     size_t peak;

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# examples.sh RING ROUNDS SAVE [PERPLEXITY TINY_MODEL]: runs the example programs; each has to print
+# examples.sh RING ROUNDS SAVE [PERPLEXITY SHARE TINY_MODEL]: runs the example programs; each has to print
 # what its comment promises.
 set -u
 tmp=$(mktemp -d)
@@ -23,9 +23,17 @@ expect '^row 0: 260 tokens' "$2"
 expect '^row 1: 258 tokens' "$2"
 expect '^100 of 120 tokens need not be computed' "$3"
 expect '^100 of 120 tokens need not be computed' "$3" saved # once more, from what is there
-if [ $# -ge 5 ]; then
-    "$5" llama model.gguf wide || exit 1
+if [ $# -ge 6 ]; then
+    "$6" llama model.gguf wide || exit 1
     echo "The quick brown fox jumps over the lazy dog." >text
     expect '^perplexity [0-9.]* over [0-9]* tokens with q4' "$4" model.gguf text q4
+    expect '^0 of [0-9]* tokens reused' "$5" model.gguf q4
+    expect '^[1-9][0-9]* of [0-9]* tokens reused, [0-9]* bytes' "$5" model.gguf q4 tier
+    expect '^[1-9][0-9]* of [0-9]* tokens reused' "$5" model.gguf q4 tier
+    if grep -q '^0 of' out; then
+        echo "a later run does not start warm:"
+        cat out
+        status=1
+    fi
 fi
 exit $status

@@ -6,6 +6,7 @@
  * caller's struct_size, which keeps its value. Linked with the shared library. */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -13,8 +14,10 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <unistd.h>
 
 #include "kvstate/kvstate.h"
+#include "support/remove_tree.h"
 
 #define TAIL 24
 
@@ -194,6 +197,170 @@ static kvs_status read_txn_opts(const void *opts, kvs_err *err)
     return st;
 }
 
+/* ---- a store with one entry, an index with one, a set of items with one */
+
+static char store_dir[64];
+static kvs_store *the_store;
+static kvs_entry the_entry;
+static kvs_pages *the_pages;
+static kvs_cache *paged_cache;
+static kvs_prefix *the_index;
+static kvs_retain *the_retain;
+static kvs_retain_id the_item;
+static const uint8_t identity[KVS_DIGEST_BYTES] = {1};
+static const int32_t ids[3] = {1, 2, 3};
+static const kvs_store_key key = {identity, "ns", 2, ids, 2};
+static const kvs_store_key longer = {identity, "ns", 2, ids,
+                                     3}; /* a hit leaves a token to compute */
+
+static kvs_entry never(void *user, uint64_t bytes, kvs_evictable_fn evictable, const void *arg)
+{
+    (void)user;
+    (void)bytes;
+    (void)evictable;
+    (void)arg;
+    return 0;
+}
+static const kvs_store_policy policy = {sizeof(kvs_store_policy), NULL, NULL, NULL, NULL, never};
+static const kvs_store_opts store_opts = {
+    sizeof(kvs_store_opts), KVS_STORE_READONLY_BUSY, 1, 1000000, 1000, 4, 1, 1, 0, NULL, NULL};
+static const kvs_store_put_opts put_opts = {
+    sizeof(kvs_store_put_opts), KVS_PUT_DURABLE, 1, 2, 3, 4, NULL, NULL};
+static const kvs_store_query query = {sizeof(kvs_store_query), KVS_FIND_OVERLAP, 0, 1, 2};
+static const kvs_identity_desc identity_desc = {
+    sizeof(kvs_identity_desc), {"m", 1}, {"p", 1}, {"r", 1}, {"a", 1}, {"i", 1}, {"s", 1}};
+static const kvs_prefix_opts prefix_opts = {
+    sizeof(kvs_prefix_opts), KVS_PREFIX_SNAPSHOTS, KVS_RETAIN_LRU, (size_t)1 << 40, 64, 9};
+static const kvs_prefix_publish_opts publish_opts = {
+    sizeof(kvs_prefix_publish_opts), KVS_PREFIX_MIDWAY, 1, 7, ids, sizeof ids};
+static const kvs_retain_opts retain_opts = {
+    sizeof(kvs_retain_opts), KVS_RETAIN_COST, 10, 1000, NULL, NULL};
+static const kvs_retain_item retain_item = {sizeof(kvs_retain_item), 77, 8, 2, 1, 2, 3, 0, 9};
+
+static kvs_status read_store_opts(const void *opts, kvs_err *err)
+{
+    kvs_store *s = NULL;
+    kvs_status st = kvs_store_open(the_ctx, store_dir, opts, &s, err);
+    size_t size = 0;
+    memcpy(&size, opts, sizeof size);
+    /* without the flag the directory is busy: that, too, was read */
+    bool busy = st == KVS_E_STATE && size < offsetof(kvs_store_opts, n_threads);
+    assert_int_equal(st == KVS_OK, s != NULL);
+    kvs_store_close(s);
+    return busy ? KVS_OK : st;
+}
+
+static kvs_status read_store_policy(const void *p, kvs_err *err)
+{
+    kvs_store_opts o = store_opts;
+    o.policy = p;
+    return read_store_opts(&o, err);
+}
+
+static kvs_status read_put_opts(const void *opts, kvs_err *err)
+{
+    kvs_store_part part = {"k", 0, 0, sizeof numbers, numbers, 0, 0};
+    kvs_store_key other = {identity, "other", 5, ids, 2};
+    kvs_status st = kvs_store_put(the_store, &other, &part, 1, opts, err);
+    (void)kvs_store_flush(the_store, NULL);
+    return st;
+}
+
+static kvs_status find(const void *q, void *hit, kvs_err *err)
+{
+    kvs_store_hit mine = KVS_STORE_HIT_INIT;
+    kvs_status st = kvs_store_find(the_store, &key, q, hit ? hit : &mine, err);
+    if (st == KVS_OK) {
+        assert_int_equal(kvs_store_unpin(the_store, the_entry), KVS_OK);
+    }
+    kvs_entry_info info = KVS_ENTRY_INFO_INIT;
+    assert_int_equal(kvs_store_entry_info(the_store, the_entry, &info), KVS_OK);
+    assert_int_equal(info.pins, 0); /* a refusal pins nothing */
+    return st;
+}
+
+static kvs_status read_query(const void *q, kvs_err *err)
+{
+    return find(q, NULL, err);
+}
+
+static kvs_status read_identity_desc(const void *desc, kvs_err *err)
+{
+    uint8_t out[KVS_DIGEST_BYTES];
+    return kvs_identity_digest(desc, out, err);
+}
+
+/* A pool has one index: this one has a pool of its own. */
+static kvs_status new_index(const void *opts, kvs_pages **pages, kvs_cache **cache,
+                            kvs_prefix **out, kvs_err *err)
+{
+    kvs_layer_spec s = spec;
+    kvs_cache_opts o = cache_opts;
+    s.layout = KVS_LAYOUT_PAGED;
+    o.layers = &s;
+    assert_int_equal(kvs_pages_new(the_ctx, NULL, pages, NULL), KVS_OK);
+    o.pages = *pages;
+    assert_int_equal(kvs_cache_new(the_ctx, &o, cache, NULL), KVS_OK);
+    assert_int_equal(kvs_cache_append(*cache, 0, &kv, NULL), KVS_OK);
+    return kvs_prefix_new(the_ctx, *cache, opts, out, err);
+}
+
+static kvs_status read_prefix_opts(const void *opts, kvs_err *err)
+{
+    kvs_pages *pages = NULL;
+    kvs_cache *cache = NULL;
+    kvs_prefix *ix = NULL;
+    kvs_status st = new_index(opts, &pages, &cache, &ix, err);
+    assert_int_equal(st == KVS_OK, ix != NULL);
+    kvs_prefix_free(ix);
+    kvs_cache_free(cache);
+    kvs_pages_free(pages);
+    return st;
+}
+
+static kvs_status read_publish_opts(const void *opts, kvs_err *err)
+{
+    size_t n = 9;
+    kvs_status st = kvs_prefix_publish(the_index, &key, paged_cache, opts, &n, err);
+    assert_int_equal(n, st == KVS_OK ? 2 : 0);
+    return st;
+}
+
+static kvs_status read_retain_opts(const void *opts, kvs_err *err)
+{
+    kvs_retain *r = NULL;
+    kvs_status st = kvs_retain_new(the_ctx, opts, &r, err);
+    assert_int_equal(st == KVS_OK, r != NULL);
+    kvs_retain_free(r);
+    return st;
+}
+
+static kvs_status read_retain_item(const void *item, kvs_err *err)
+{
+    kvs_retain_id id = 0;
+    kvs_status st = kvs_retain_add(the_retain, item, &id, err);
+    assert_int_equal(kvs_retain_drop(the_retain, id, KVS_RETAIN_FORGOTTEN),
+                     st == KVS_OK ? KVS_OK : KVS_E_NOTFOUND);
+    return st;
+}
+
+static int setup_store(void)
+{
+    kvs_store_part part = {"k", 0, 0, sizeof numbers, numbers, 0, 0};
+    kvs_store_put_opts o = put_opts;
+    kvs_entry_info info = KVS_ENTRY_INFO_INIT;
+    kvs_retain_item item = retain_item;
+    item.key = 1;
+    (void)snprintf(store_dir, sizeof store_dir, "/tmp/kvstate-sizes-XXXXXX");
+    return !mkdtemp(store_dir) || kvs_store_open(the_ctx, store_dir, NULL, &the_store, NULL) ||
+           kvs_store_put(the_store, &key, &part, 1, &o, NULL) ||
+           kvs_store_list(the_store, &the_entry, &info) ||
+           new_index(NULL, &the_pages, &paged_cache, &the_index, NULL) ||
+           kvs_prefix_publish(the_index, &key, paged_cache, NULL, NULL, NULL) ||
+           kvs_retain_new(the_ctx, NULL, &the_retain, NULL) ||
+           kvs_retain_add(the_retain, &item, &the_item, NULL);
+}
+
 static int setup_rows(void)
 {
     kvs_cache *row = NULL;
@@ -214,12 +381,18 @@ static int setup(void **state)
     rec_planes.conv = result[0];
     return kvs_ctx_new(NULL, &the_ctx, NULL) || new_recurrent(&rec_spec, &the_recurrent, NULL) ||
            kvs_cache_new(the_ctx, &cache_opts, &the_cache, NULL) ||
-           kvs_cache_append(the_cache, 0, &kv, NULL) || setup_rows();
+           kvs_cache_append(the_cache, 0, &kv, NULL) || setup_rows() || setup_store();
 }
 
 static int teardown(void **state)
 {
     (void)state;
+    kvs_retain_free(the_retain);
+    kvs_prefix_free(the_index);
+    kvs_cache_free(paged_cache);
+    kvs_pages_free(the_pages);
+    kvs_store_close(the_store);
+    remove_tree(store_dir);
     kvs_rows_free(the_rows);
     kvs_cache_free(the_cache);
     kvs_cache_free(the_recurrent);
@@ -272,6 +445,18 @@ static const struct {
      read_rec_planes},
     {"kvs_rect", &rect, sizeof rect, sizeof rect, read_rect},
     {"kvs_txn_opts", &txn_opts, sizeof txn_opts, sizeof(size_t), read_txn_opts},
+    {"kvs_store_opts", &store_opts, sizeof store_opts, sizeof(size_t), read_store_opts},
+    {"kvs_store_policy", &policy, sizeof policy, sizeof policy, read_store_policy},
+    {"kvs_store_put_opts", &put_opts, sizeof put_opts, offsetof(kvs_store_put_opts, kind),
+     read_put_opts},
+    {"kvs_store_query", &query, sizeof query, sizeof(size_t), read_query},
+    {"kvs_identity_desc", &identity_desc, sizeof identity_desc, sizeof(size_t), read_identity_desc},
+    {"kvs_prefix_opts", &prefix_opts, sizeof prefix_opts, sizeof(size_t), read_prefix_opts},
+    {"kvs_prefix_publish_opts", &publish_opts, sizeof publish_opts, sizeof(size_t),
+     read_publish_opts},
+    {"kvs_retain_opts", &retain_opts, sizeof retain_opts, sizeof(size_t), read_retain_opts},
+    {"kvs_retain_item", &retain_item, sizeof retain_item, offsetof(kvs_retain_item, bytes),
+     read_retain_item},
 };
 
 static void test_options(void **state)
@@ -288,7 +473,10 @@ static void test_options(void **state)
             if (n < sizeof(size_t)) {
                 assert_int_equal(options[i].call(buf, NULL), KVS_E_INVAL);
             } else if (n >= options[i].oldest) {
-                assert_int_equal(options[i].call(buf, NULL), KVS_OK);
+                kvs_err err = {0};
+                if (options[i].call(buf, &err) != KVS_OK) {
+                    fail_msg("%s of %zu bytes: %s", options[i].name, n, err.msg);
+                }
             }
         }
         for (size_t at = size; at < size + TAIL; at++) {
@@ -354,9 +542,6 @@ static kvs_status write_rec_stats(void *out)
     return kvs_recurrent_get_stats(the_recurrent, 0, out);
 }
 
-static kvs_pages *the_pages;
-static kvs_cache *paged_cache;
-
 static kvs_status write_pages_stats(void *out)
 {
     return kvs_pages_get_stats(the_pages, out);
@@ -365,18 +550,6 @@ static kvs_status write_pages_stats(void *out)
 static kvs_status write_pages_class(void *out)
 {
     return kvs_pages_get_class(the_pages, 0, out);
-}
-
-static void open_pages(void)
-{
-    kvs_cache_opts o = cache_opts;
-    kvs_layer_spec s = spec;
-    s.layout = KVS_LAYOUT_PAGED;
-    assert_int_equal(kvs_pages_new(the_ctx, NULL, &the_pages, NULL), KVS_OK);
-    o.layers = &s;
-    o.pages = the_pages;
-    assert_int_equal(kvs_cache_new(the_ctx, &o, &paged_cache, NULL), KVS_OK);
-    assert_int_equal(kvs_cache_append(paged_cache, 0, &kv, NULL), KVS_OK);
 }
 
 static kvs_status write_txn_stats(void *out)
@@ -395,21 +568,75 @@ static kvs_status write_mask_plan(void *out)
     return kvs_mask_plan(&mask_desc, out, NULL);
 }
 
+static kvs_status write_entry_info(void *out)
+{
+    return kvs_store_entry_info(the_store, the_entry, out);
+}
+
+static kvs_status write_listed(void *out)
+{
+    kvs_entry cursor = 0;
+    return kvs_store_list(the_store, &cursor, out);
+}
+
+static kvs_status write_store_hit(void *out)
+{
+    return find(NULL, out, NULL);
+}
+
+static kvs_status write_verify(void *out)
+{
+    return kvs_store_verify(the_store, out, NULL);
+}
+
+static kvs_status write_store_stats(void *out)
+{
+    return kvs_store_get_stats(the_store, out);
+}
+
+static kvs_status write_prefix_hit(void *out)
+{
+    kvs_lease *lease = NULL;
+    kvs_status st = kvs_prefix_lookup(the_index, &longer, 0, &lease, out, NULL);
+    assert_int_equal(st == KVS_OK, lease != NULL);
+    kvs_prefix_release(lease);
+    return st;
+}
+
+static kvs_status write_prefix_stats(void *out)
+{
+    return kvs_prefix_get_stats(the_index, out);
+}
+
+static kvs_status write_retain_info(void *out)
+{
+    return kvs_retain_get_info(the_retain, the_item, out);
+}
+
+static kvs_status write_retain_stats(void *out)
+{
+    return kvs_retain_get_stats(the_retain, out);
+}
+
 static const struct {
     size_t size;
     write_fn call;
 } results[] = {
-    {sizeof(kvs_ctx_stats), write_ctx_stats},     {sizeof(kvs_masks_stats), write_masks_stats},
-    {sizeof(kvs_mask_shape), write_mask_shape},   {sizeof(kvs_mask_shape), write_mask_plan},
-    {sizeof(kvs_view_info), write_view_info},     {sizeof(kvs_pages_stats), write_pages_stats},
-    {sizeof(kvs_pages_class), write_pages_class}, {sizeof(kvs_txn_stats), write_txn_stats},
-    {sizeof(kvs_mask_desc), write_rect_mask},     {sizeof(kvs_recurrent_stats), write_rec_stats},
+    {sizeof(kvs_ctx_stats), write_ctx_stats},       {sizeof(kvs_masks_stats), write_masks_stats},
+    {sizeof(kvs_mask_shape), write_mask_shape},     {sizeof(kvs_mask_shape), write_mask_plan},
+    {sizeof(kvs_view_info), write_view_info},       {sizeof(kvs_pages_stats), write_pages_stats},
+    {sizeof(kvs_pages_class), write_pages_class},   {sizeof(kvs_txn_stats), write_txn_stats},
+    {sizeof(kvs_mask_desc), write_rect_mask},       {sizeof(kvs_recurrent_stats), write_rec_stats},
+    {sizeof(kvs_entry_info), write_entry_info},     {sizeof(kvs_entry_info), write_listed},
+    {sizeof(kvs_store_hit), write_store_hit},       {sizeof(kvs_verify_result), write_verify},
+    {sizeof(kvs_store_stats), write_store_stats},   {sizeof(kvs_prefix_hit), write_prefix_hit},
+    {sizeof(kvs_prefix_stats), write_prefix_stats}, {sizeof(kvs_retain_info), write_retain_info},
+    {sizeof(kvs_retain_stats), write_retain_stats},
 };
 
 static void test_results(void **state)
 {
     (void)state;
-    open_pages();
     assert_int_equal(kvs_masks_new(the_ctx, &the_masks, NULL), KVS_OK);
     assert_int_equal(kvs_masks_acquire(the_masks, &mask_desc, &the_mask, NULL), KVS_OK);
     for (size_t i = 0; i < sizeof results / sizeof results[0]; i++) {
@@ -441,8 +668,6 @@ static void test_results(void **state)
     }
     kvs_mask_release(the_mask);
     kvs_masks_free(the_masks);
-    kvs_cache_free(paged_cache);
-    kvs_pages_free(the_pages);
 }
 
 int main(void)

@@ -197,6 +197,18 @@ printf 'one\ntwo\\\nthree\n"""\nfour\nfive\n"""\n//six\n/stats\n/exit\nseven\n' 
 chat --json -q <lines.txt >out 2>err && test "$(wc -l <out)" = 5 && test ! -s err &&
     grep -q '"turns":4,.*"recomputed":0,' out
 report $? "a chat through pipes"
+# a model with recurrent layers goes back by 16 tokens, and by snapshots of a paged plan
+long="say it again and again and again and once more"
+"$tiny_model" qwen3next hybrid.gguf || exit 1
+printf '%s\n/clear\nno\n/clear\n%s\n' "$long" "$long" >lines.txt
+for kv in f16 paged/4:f16; do
+    env -u KVSTATE_NO_CACHE "$kvstate" chat -m hybrid.gguf -n 2 --ignore-eos --kv $kv --json -q \
+        --cache-dir "$dir/state" <lines.txt >"${kv#*/}.json" 2>err
+done
+tail -n 1 f16.json | grep -q '"computed":[1-9][0-9]' &&
+    tail -n 1 4:f16.json | grep -q '"computed":1,.*"reused_from":"memory"'
+report $? "a chat finds earlier prompts in memory"
+printf 'one\ntwo\\\nthree\n"""\nfour\nfive\n"""\n//six\n/stats\n/exit\nseven\n' >lines.txt
 chat <lines.txt >out 2>err && grep -q "chat template: the model's own" err && grep -q "4 turns" err
 report $? "a chat as text"
 expect "an unknown command" 2 "unknown command /what" sh -c "echo /what | '$kvstate' chat -m m.gguf"
@@ -245,6 +257,10 @@ expect "bench of rows" 0 "^model,tiny tg4 @ d8 x3 kv=f16," \
     "$kvstate" bench -m m.gguf -p 0 -n 4 -d 0,8 -r 1 --rows 1,3 -o csv -q
 test "$(grep -c ^model, out)" = 5
 report $? "bench: rows and one"
+expect "bench of shared prompts" 0 "^model,tiny warm12 kv=paged/4:f16," \
+    "$kvstate" bench -m m.gguf -p 0 -n 0 --n-warm 12 -r 2 --kv paged/4:f16 -o csv -q
+expect "bench of nothing to share" 2 "n-warm: sessions share blocks" \
+    "$kvstate" bench -m m.gguf -p 0 -n 0 --n-warm 12 --kv f16
 expect "bench of no rows" 2 "rows: 0" "$kvstate" bench -m m.gguf --rows 0
 expect "bench of too many rows" 2 "rows: 65" "$kvstate" bench -m m.gguf --rows 65
 expect "bench list" 2 "n-depth: \"1,x\"" "$kvstate" bench -m m.gguf -d 1,x

@@ -81,6 +81,13 @@ static uint32_t below(world *w, uint32_t n)
     return byte(w) % n;
 }
 
+/* What a lookup promised is attached, unless memory fails. */
+static int refused_attach(kvs_status st)
+{
+    bool fine = st == KVS_OK || st == KVS_E_NOMEM;
+    return fine ? 0 : differs("attach refused", (uint64_t)(int64_t)st, 0);
+}
+
 /* -- the world */
 
 static kvs_layer_spec window_spec(kvs_layer_spec s, uint32_t window, uint32_t sinks)
@@ -106,6 +113,11 @@ static void choose_layers(world *w)
         uint32_t window = 1 + below(w, 12);
         uint32_t sinks = below(w, 2) ? below(w, 8) : 0;
         add_layer(w, window_spec(rig_spec(1, 32, 64, "affine4:32", "f16"), window, sinks));
+        if (kind == 3) { /* its blocks of sinks are others' blocks of a window */
+            sinks = below(w, 2) ? below(w, 8) : 0;
+            window = 1 + below(w, 12);
+            add_layer(w, window_spec(rig_spec(1, 32, 32, "f16", "f16"), window, sinks));
+        }
         w->windows = true;
     }
     if (kind == 2 || kind == 4) {
@@ -121,6 +133,11 @@ static void choose_layers(world *w)
         kvs_layer_spec s = rig_spec(2, 32, 32, "affine4:32", "affine4:32");
         s.dense_until = 1 + below(w, 20);
         s.dense_dtype = KVS_F16;
+        if (below(w, 2)) {
+            uint32_t window = 1 + below(w, 12);
+            s = window_spec(s, window, below(w, 8));
+            w->windows = true;
+        }
         add_layer(w, s);
         w->dense = true;
     }
@@ -439,6 +456,7 @@ static int serve(world *w)
                   : 0;
         st = kvs_prefix_attach(lease, c, NULL);
         at = st == KVS_OK ? (uint32_t)hit.n_tokens : 0;
+        bad = bad || refused_attach(st);
         bad = bad || (at > 0 && same_as_cold(w, c, &t, at));
         w->st->hits++;
         w->st->hit_tokens += at;
@@ -484,7 +502,9 @@ static int use_lease(world *w)
     }
     kvs_cache *c = new_cache(w);
     int bad = 0;
-    if (kvs_prefix_attach(h->lease, c, NULL) == KVS_OK) {
+    kvs_status st = kvs_prefix_attach(h->lease, c, NULL);
+    bad = refused_attach(st);
+    if (st == KVS_OK) {
         bad = same_as_cold(w, c, &h->t, h->n);
         text t = h->t; /* going on writes into copies only */
         t.n = h->n;

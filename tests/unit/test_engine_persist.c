@@ -11,13 +11,13 @@
 #include <string.h>
 
 #include <cmocka.h>
-#include <dirent.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "kvstate/engine.h"
 #include "support/fail_alloc.h"
 #include "support/model_build.h"
+#include "support/remove_tree.h"
 
 #define N       600
 #define TAIL    5
@@ -35,25 +35,6 @@ static int setup(void **state)
     }
     (void)snprintf(base, sizeof base, "/tmp/kvstate-persist-XXXXXX");
     return mkdtemp(base) ? 0 : -1;
-}
-
-static void remove_tree(const char *path)
-{
-    DIR *d = opendir(path);
-    for (struct dirent *e = d ? readdir(d) : NULL; e; e = readdir(d)) {
-        char name[700];
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) {
-            continue;
-        }
-        (void)snprintf(name, sizeof name, "%s/%s", path, e->d_name);
-        if (unlink(name) != 0) {
-            remove_tree(name);
-        }
-    }
-    if (d) {
-        (void)closedir(d);
-    }
-    (void)rmdir(path);
 }
 
 static int teardown(void **state)

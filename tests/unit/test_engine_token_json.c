@@ -319,6 +319,23 @@ static void test_no_memory(void **state)
     }
 }
 
+/* Without a token for the unknown, a character that the vocabulary lacks is left out, and what
+ * stood around it is merged: also in words long enough to be cut where no token reaches over. */
+static void test_left_out(void **state)
+{
+    (void)state;
+    kvs_tokenizer *tok =
+        make("{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"c\":2,\"ab\":3,\"bc\":4,"
+             "\"cccccccc\":9,\"cc\":7,\"cccc\":8},"
+             "\"merges\":[\"a b\",\"b c\",\"c c\",\"cc cc\",\"cccc cccc\"]}}",
+             0);
+#define C8 "cccccccc"
+    EXPECT(tok, "axbc", 0, 3, 2);
+    EXPECT(tok, C8 C8 C8 C8 C8 C8 C8 C8 "axbca" C8, 0, 9, 9, 9, 9, 9, 9, 9, 9, 3, 2, 0, 9);
+    EXPECT(tok, C8 C8 C8 C8 C8 C8 C8 C8 "bxxa" C8, 0, 9, 9, 9, 9, 9, 9, 9, 9, 1, 0, 9);
+    kvs_tokenizer_close(tok);
+}
+
 /* Text of a kind that would take quadratic time if anything did. */
 static void test_long(void **state)
 {
@@ -349,7 +366,8 @@ static void test_long(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_small), cmocka_unit_test(test_refused), cmocka_unit_test(test_folder),
-        cmocka_unit_test(test_no_memory), cmocka_unit_test(test_long)};
+        cmocka_unit_test(test_small),    cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_folder),   cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_left_out), cmocka_unit_test(test_long)};
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -339,6 +339,130 @@ static void sessions_are_kept(void **state)
     }
 }
 
+/* Of a session its newest entry is kept; the one before goes when its turn comes. */
+static void earlier_entries_go(void **state)
+{
+    (void)state;
+    rig r;
+    kvs_prefix_opts o = KVS_PREFIX_OPTS_INIT;
+    kvs_prefix_publish_opts p = KVS_PREFIX_PUBLISH_OPTS_INIT;
+    const int32_t first = ids[0];
+    size_t left[3] = {0, 0, 0};
+    o.policy = KVS_RETAIN_LRU;
+    open_rig(&r, 16, 0, 0, 0, &o);
+    kvs_cache *c = new_cache(&r);
+    fill_to(&r, c, 16);
+    for (int32_t i = 0; i < 3; i++) { /* the last one is of no session */
+        p.session = i < 2 ? 77 : 0;
+        ids[0] = 5000 + i;
+        publish(&r, c, 16, &p);
+    }
+    assert_true(kvs__prefix_evict(r.ix));
+    for (int32_t i = 0; i < 3; i++) {
+        ids[0] = 5000 + i;
+        left[i] = found(&r, 17, NULL);
+    }
+    ids[0] = first;
+    assert_true(left[0] == 0 && left[1] == 16 && left[2] == 16);
+    kvs_prefix_clear(r.ix);
+    assert_int_equal(r.ix->sessions.n, 0); /* nothing points to what has gone */
+    p.session = 77;
+    publish(&r, c, 16, &p);
+    kvs_cache_free(c);
+    close_rig(&r);
+}
+
+/* A snapshot of the same tokens takes the place of the one before, but not of who holds that. */
+static void snapshots_are_replaced(void **state)
+{
+    (void)state;
+    rig r;
+    kvs_prefix_publish_opts p = KVS_PREFIX_PUBLISH_OPTS_INIT;
+    kvs_prefix_stats before = KVS_PREFIX_STATS_INIT;
+    kvs_prefix_stats after = KVS_PREFIX_STATS_INIT;
+    kvs_prefix_hit held = KVS_PREFIX_HIT_INIT;
+    kvs_prefix_hit hit = KVS_PREFIX_HIT_INIT;
+    kvs_lease *lease = NULL;
+    kvs_prefix_key k = key_of(21);
+    unsigned char bytes[300];
+    open_rig(&r, 16, 0, 0, 0, NULL);
+    kvs_cache *c = new_cache(&r);
+    fill_to(&r, c, 20);
+    p.snapshot = bytes;
+    p.snapshot_bytes = sizeof bytes;
+    for (int i = 0; i < 10; i++) {
+        memset(bytes, i, sizeof bytes);
+        publish(&r, c, 20, &p);
+        if (i == 0) {
+            assert_int_equal(kvs_prefix_lookup(r.ix, &k, 0, &lease, &held, NULL), KVS_OK);
+        } else if (i == 1) {
+            (void)kvs_prefix_get_stats(r.ix, &before);
+        }
+        assert_int_equal(found(&r, 21, &hit), 20);
+        assert_int_equal(hit.snapshot_bytes, sizeof bytes);
+        assert_int_equal(((const unsigned char *)held.snapshot)[299], 0);
+    }
+    (void)kvs_prefix_get_stats(r.ix, &after);
+    assert_int_equal(after.bytes, before.bytes);
+    kvs_prefix_release(lease);
+    assert_int_equal(kvs_prefix_lookup(r.ix, &k, 0, &lease, &hit, NULL), KVS_OK);
+    assert_int_equal(((const unsigned char *)hit.snapshot)[0], 9);
+    kvs_prefix_release(lease);
+    kvs_cache_free(c);
+    close_rig(&r);
+}
+
+/* A window that came from elsewhere may begin inside a block: that block is not given. */
+static void half_a_block_of_a_window(void **state)
+{
+    (void)state;
+    rig r;
+    kvs_planes planes = KVS_PLANES_INIT;
+    static uint16_t k[40][16];
+    static uint16_t v[40][16];
+    open_rig(&r, 16, 4, 0, 8, NULL);
+    kvs_cache *from = new_cache(&r);
+    kvs_cache *to = new_cache(&r);
+    fill_to(&r, from, 40);
+    planes.k[0] = k;
+    planes.v[0] = v;
+    assert_int_equal(kvs_cache_export(from, 0, 0, 40, &planes, NULL), KVS_OK);
+    assert_int_equal(kvs_cache_import(to, 0, 0, 40, &planes, NULL), KVS_OK);
+    assert_int_equal(kvs_cache_export(from, 1, 34, 6, &planes, NULL), KVS_OK);
+    assert_int_equal(kvs_cache_import(to, 1, 34, 6, &planes, NULL), KVS_OK);
+    publish(&r, to, 40, NULL);
+    assert_true(kvs__prefix_check(r.ix));
+    assert_int_equal(found(&r, 41, NULL), 0); /* block 2 lacks 32 and 33 */
+    publish(&r, from, 40, NULL);
+    assert_int_equal(found(&r, 41, NULL), 40);
+    kvs_cache_free(from);
+    kvs_cache_free(to);
+    close_rig(&r);
+}
+
+/* A leaf with a block of a window stays beside a longer one: windows go apart from each other. */
+static void shorter_windows_stay(void **state)
+{
+    (void)state;
+    rig r;
+    kvs_prefix_opts o = KVS_PREFIX_OPTS_INIT;
+    kvs_prefix_stats st = KVS_PREFIX_STATS_INIT;
+    o.policy = KVS_RETAIN_LRU;
+    open_rig(&r, 16, 4, 0, 8, &o);
+    kvs_cache *c = new_cache(&r);
+    fill_to(&r, c, 20);
+    publish(&r, c, 20, NULL);
+    fill_to(&r, c, 32);
+    publish(&r, c, 32, NULL);
+    assert_int_equal(found(&r, 21, NULL), 20); /* now the longer one is the oldest */
+    assert_true(kvs__prefix_evict(r.ix));
+    assert_int_equal(found(&r, 21, NULL), 20);
+    (void)kvs_prefix_get_stats(r.ix, &st);
+    assert_int_equal(st.evicted + st.evicted_windows, 1);
+    kvs_cache_free(c);
+    close_rig(&r);
+}
+
 static void budget(void **state)
 {
     (void)state;
@@ -453,20 +577,54 @@ static void failing_allocations(void **state)
     }
 }
 
+/* An object lives in the root of its namespace: with tokens below it stays, without them it goes like
+ * any other item. */
+static void objects_beside_tokens(void **state)
+{
+    (void)state;
+    rig r;
+    kvs_prefix_publish_opts o = KVS_PREFIX_PUBLISH_OPTS_INIT;
+    kvs_prefix_stats s = KVS_PREFIX_STATS_INIT;
+    kvs_prefix_key object = key_of(0);
+    kvs_lease *lease = NULL;
+    kvs_prefix_hit hit = KVS_PREFIX_HIT_INIT;
+    open_rig(&r, 16, 0, 0, 0, NULL);
+    kvs_cache *c = new_cache(&r);
+    fill_to(&r, c, 40);
+    publish(&r, c, 40, NULL);
+    o.snapshot = ids;
+    o.snapshot_bytes = 100;
+    assert_int_equal(kvs_prefix_publish(r.ix, &object, NULL, &o, NULL, NULL), KVS_OK);
+    assert_true(kvs__prefix_check(r.ix));
+    assert_int_equal(kvs_prefix_lookup(r.ix, &object, 0, &lease, &hit, NULL), KVS_OK);
+    assert_int_equal(hit.snapshot_bytes, 100);
+    assert_memory_equal(hit.snapshot, ids, 100);
+    kvs_prefix_release(lease);
+    while (kvs__prefix_evict(r.ix)) {
+        assert_true(kvs__prefix_check(r.ix));
+        assert_int_equal(kvs_prefix_get_stats(r.ix, &s), KVS_OK);
+        /* while tokens are there the object is */
+        kvs_status st = kvs_prefix_lookup(r.ix, &object, 0, &lease, NULL, NULL);
+        assert_true(st == KVS_OK || (st == KVS_NO && s.nodes == 0));
+        kvs_prefix_release(lease);
+        lease = NULL;
+    }
+    assert_true(s.nodes == 0 && s.namespaces == 0 && s.pages == 0);
+    kvs_cache_free(c);
+    close_rig(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_boundary),
-        cmocka_unit_test(window_boundaries),
-        cmocka_unit_test(back_to_the_middle),
-        cmocka_unit_test(sparse_windows_take_less),
-        cmocka_unit_test(misses_have_reasons),
-        cmocka_unit_test(names_are_framed),
-        cmocka_unit_test(errors),
-        cmocka_unit_test(sessions_are_kept),
-        cmocka_unit_test(budget),
-        cmocka_unit_test(bytes_are_the_allocators),
-        cmocka_unit_test(failing_allocations),
+        cmocka_unit_test(every_boundary),           cmocka_unit_test(objects_beside_tokens),
+        cmocka_unit_test(window_boundaries),        cmocka_unit_test(back_to_the_middle),
+        cmocka_unit_test(sparse_windows_take_less), cmocka_unit_test(misses_have_reasons),
+        cmocka_unit_test(names_are_framed),         cmocka_unit_test(errors),
+        cmocka_unit_test(sessions_are_kept),        cmocka_unit_test(earlier_entries_go),
+        cmocka_unit_test(shorter_windows_stay),     cmocka_unit_test(snapshots_are_replaced),
+        cmocka_unit_test(half_a_block_of_a_window), cmocka_unit_test(budget),
+        cmocka_unit_test(bytes_are_the_allocators), cmocka_unit_test(failing_allocations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

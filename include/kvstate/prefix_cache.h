@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: MIT */
+/* kvstate/prefix_cache.h: prefixes that sessions of one model share.
+ *
+ * A session made with a prefix cache (kvs_session_opts.prefix_cache) looks there for more of a prompt
+ * than it holds, is lent the blocks (nothing is copied, memory is counted once), computes the rest,
+ * at least one token, and gives what it has computed. Logits are those of a computation from the
+ * first token on, bit for bit. What memory lacks is looked for in a directory, if there is one.
+ *   kvs_prefix_cache_new(ctx, model, &(kvs_prefix_cache_opts){.plan = paged, ...}, &cache, err);
+ *   kvs_session_new(ctx, model, &(kvs_session_opts){.plan = paged, .prefix_cache = cache}, &a, err);
+ *   kvs_session_sync(a, prompt, n, &n_reused, err);   and the same for sessions b, c ...
+ * The cache is a help, never a need: where it has no room the sessions go on without. */
+#ifndef KVSTATE_PREFIX_CACHE_H
+#define KVSTATE_PREFIX_CACHE_H
+
+#include "kvstate/prefix.h"
+#include "kvstate/session.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kvs_prefix_cache_opts {
+    size_t struct_size;
+    const kvs_plan *plan;     /* paged, the sessions' plan; read by kvs_prefix_cache_new only */
+    size_t max_bytes;         /* blocks that the cache refers to, snapshots, tables; 0: no limit */
+    size_t pool_bytes;        /* all blocks, those of sessions too: entries go before it is passed;
+                             0: no limit but the context's */
+    kvs_retain_policy policy; /* not CUSTOM */
+    uint32_t window_stride;   /* see kvs_prefix_opts; 0: all blocks of windows */
+    /* Of models with recurrent layers a prompt can be resumed at snapshots alone. They are taken before
+     * the last token of a prompt, where a session stops, where a prompt leaves an earlier one, and
+     * at multiples of so many tokens; 0: not at multiples. */
+    uint32_t snapshot_stride;
+    uint32_t reserved;  /* 0 */
+    const char *dir;    /* slower tier, as kvs_persist_opts.dir; NULL: memory alone */
+    uint64_t dir_bytes; /* of the directory, 0: no limit */
+} kvs_prefix_cache_opts;
+#define KVS_PREFIX_CACHE_OPTS_INIT                                                                 \
+    {                                                                                              \
+        sizeof(kvs_prefix_cache_opts), NULL, 0, 0, KVS_RETAIN_DENSITY, 0, 0, 0, NULL, 0            \
+    }
+
+/* A cache may be used by sessions of several threads, each with a context of its own; all call the
+ * allocator of the cache's context then.
+ * KVS_E_INVAL: no plan, or one of another model; KVS_E_UNSUPPORTED: a layer is not paged, or (with
+ * dir) of a kind that is not saved, the message names it; KVS_E_LIMIT: max_bytes or pool_bytes does
+ * not hold what is empty; what kvs_session_persist says of the directory. */
+KVS_API kvs_status kvs_prefix_cache_new(kvs_ctx *ctx, const kvs_model *model,
+                                        const kvs_prefix_cache_opts *opts, kvs_prefix_cache **out,
+                                        kvs_err *err);
+/* After its sessions, before the context and the model. NULL is fine. */
+KVS_API void kvs_prefix_cache_free(kvs_prefix_cache *cache);
+/* Drops all entries from memory; the directory and what is lent stay. */
+KVS_API void kvs_prefix_cache_clear(kvs_prefix_cache *cache);
+/* As kvs_prefix_limit. KVS_E_LIMIT: less than what is empty takes, nothing changes. */
+KVS_API kvs_status kvs_prefix_cache_limit(kvs_prefix_cache *cache, size_t max_bytes, kvs_err *err);
+KVS_API kvs_status kvs_prefix_cache_get_stats(const kvs_prefix_cache *cache, kvs_prefix_stats *out);
+/* The pool of the cache and its sessions, borrowed: for kvs_pages_get_stats. */
+KVS_API const kvs_pages *kvs_prefix_cache_pages(const kvs_prefix_cache *cache);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: MIT */
+/* share.c: a session and its prefix cache (share.h): what it asks for, and when it gives.
+ *
+ * Given are: whole blocks as soon as they are computed, since layers with a window drop them; the end
+ * of a prompt; all of it where the session stops half way, goes back or ends. A model with recurrent
+ * layers can resume at snapshots alone, so blocks of a prompt end where those belong: before the
+ * last token (the same prompt again leaves one token to compute, the next turn goes on from there,
+ * too), and where this prompt leaves an earlier one (the next one that does finds a snapshot). */
+#include "engine/share.h"
+
+#include <string.h>
+
+#include "engine/identity.h"
+#include "kvstate/recurrent.h"
+#include "state/pages_lock.h"
+
+struct kvs__share {
+    kvs_ctx *ctx;
+    kvs_prefix_cache *pc;
+    kvs_cache *cache;
+    uint8_t identity[KVS_DIGEST_BYTES];
+    kvs_lease *lease; /* I2 */
+    kvs_prefix_hit hit;
+    size_t prompt;    /* length of the last one */
+    size_t branch;    /* where it leaves what is known; 0: nowhere that matters */
+    size_t published; /* of the tokens held, those given block by block */
+    size_t exact;     /* all of so many have been given, with a snapshot */
+    size_t lent;
+    bool foreign;
+};
+
+/* ---- making */
+
+kvs_status kvs__share_check(kvs_session_opts *o, const kvs_model *model, kvs_err *err)
+{
+    const kvs_prefix_cache *pc = o->prefix_cache;
+    uint8_t plan[KVS_PLAN_DIGEST_BYTES];
+    if (!pc) {
+        return o->prefix_salt.bytes == 0
+                   ? KVS_OK
+                   : kvs__fail(err, KVS_E_INVAL, "engine", "prefix_salt without prefix_cache");
+    }
+    if (!o->plan || pc->model != model || (o->pages && o->pages != pc->pages)) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "%s",
+                         !o->plan             ? "a session with a prefix cache needs its plan"
+                         : pc->model != model ? "the prefix cache is of another model"
+                                              : "the prefix cache has another pool");
+    }
+    kvs_plan_digest(o->plan, plan);
+    if (memcmp(plan, pc->plan, sizeof plan) != 0) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "the prefix cache is of another plan");
+    }
+    o->pages = pc->pages;
+    return KVS_OK;
+}
+
+kvs_status kvs__share_new(kvs_ctx *ctx, kvs_cache *cache, const kvs_session_opts *o, uint32_t n_ctx,
+                          kvs__share **out, kvs_err *err)
+{
+    kvs_prefix_cache *pc = o->prefix_cache;
+    kvs_identity_desc d = KVS_IDENTITY_DESC_INIT;
+    *out = NULL;
+    if (!pc) {
+        return KVS_OK;
+    }
+    kvs__share *h = kvs__calloc(ctx, 1, sizeof *h);
+    if (!h) {
+        return kvs__nomem(err, "engine", sizeof *h);
+    }
+    h->ctx = ctx;
+    h->pc = pc;
+    h->cache = cache;
+    d.model = (kvs_bytes){pc->weights, pc->store ? sizeof pc->weights : 0};
+    d.salt = o->prefix_salt;
+    kvs_status st = kvs__identity(ctx, &pc->model->net, cache, n_ctx, &d, h->identity, err);
+    if (st != KVS_OK) {
+        kvs__free(ctx, h, sizeof *h);
+        return st;
+    }
+    kvs__pages_lock(pc->pages);
+    pc->n_sessions++;
+    kvs__pages_unlock(pc->pages);
+    *out = h;
+    return KVS_OK;
+}
+
+void kvs__share_free(kvs__share *h)
+{
+    if (h) {
+        kvs__share_release(h);
+        kvs__pages_lock(h->pc->pages);
+        h->pc->n_sessions--;
+        kvs__pages_unlock(h->pc->pages);
+        kvs__free(h->ctx, h, sizeof *h);
+    }
+}
+
+kvs_store *kvs__share_store(const kvs__share *h, const uint8_t **identity)
+{
+    *identity = h ? h->identity : NULL;
+    return h ? h->pc->store : NULL;
+}
+
+/* ---- snapshots of recurrent layers */
+
+static size_t up8(size_t n)
+{
+    return (n + 7) & ~(size_t)7;
+}
+
+static size_t state_bytes(const kvs_recurrent_spec *r)
+{
+    return up8((size_t)r->n_heads * r->head_dim * r->state_dim * sizeof(float));
+}
+
+size_t kvs__share_layer_bytes(const kvs_recurrent_spec *r)
+{
+    size_t unit = r->conv_dtype == KVS_F32 ? 4 : 2;
+    size_t taps = r->conv_taps > 0 ? r->conv_taps - 1 : 0;
+    return state_bytes(r) + up8(taps * r->conv_dim * unit);
+}
+
+/* Planes of the next recurrent layer from `i` on in a snapshot; false: there is none. */
+static bool next_planes(const kvs_cache *c, uint32_t *i, unsigned char **at,
+                        kvs_recurrent_planes *out)
+{
+    while (*i < kvs_cache_n_layers(c) && kvs_cache_spec(c, *i)->kind != KVS_LAYER_RECURRENT) {
+        (*i)++;
+    }
+    if (*i == kvs_cache_n_layers(c)) {
+        return false;
+    }
+    const kvs_recurrent_spec *r = kvs_cache_spec(c, *i)->recurrent;
+    *out = (kvs_recurrent_planes)KVS_RECURRENT_PLANES_INIT;
+    out->state = (float *)(void *)*at;
+    out->conv = r->conv_dim > 0 ? *at + state_bytes(r) : NULL;
+    *at += kvs__share_layer_bytes(r);
+    return true;
+}
+
+static bool export_state(const kvs__share *h, size_t n)
+{
+    kvs_recurrent_planes p;
+    unsigned char *at = h->pc->blob;
+    for (uint32_t i = 0; next_planes(h->cache, &i, &at, &p); i++) {
+        if (kvs_recurrent_export(h->cache, i, (int64_t)n, &p, NULL) != KVS_OK) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static kvs_status import_state(kvs__share *h, kvs_err *err)
+{
+    kvs_recurrent_planes p;
+    unsigned char *at = (unsigned char *)(uintptr_t)h->hit.snapshot; /* is read only */
+    kvs_status st = KVS_OK;
+    for (uint32_t i = 0; st == KVS_OK && at && next_planes(h->cache, &i, &at, &p); i++) {
+        st = kvs_recurrent_import(h->cache, i, (int64_t)h->hit.n_tokens, &p, err);
+    }
+    return st;
+}
+
+/* ---- asking */
+
+/* So little in common is had by any two prompts, and computed again sooner than a snapshot is taken. */
+static bool worth_snapshot(const kvs__share *h, size_t own)
+{
+    size_t have = h->hit.n_tokens > own ? h->hit.n_tokens : own;
+    return h->pc->blob && h->hit.n_known >= have + h->pc->block;
+}
+
+size_t kvs__share_find(kvs__share *h, const int32_t *tokens, size_t n, size_t own)
+{
+    if (!h) {
+        return 0;
+    }
+    kvs_prefix_key key = {h->identity, NULL, 0, tokens, n};
+    h->hit = (kvs_prefix_hit)KVS_PREFIX_HIT_INIT;
+    h->prompt = n;
+    h->branch = 0;
+    h->lent = 0;
+    if (n < 2 || own + 1 >= n) {
+        return 0;
+    }
+    kvs__pages_lock(h->pc->pages);
+    kvs_status st = kvs_prefix_lookup(h->pc->index, &key, own + 1, &h->lease, &h->hit, NULL);
+    kvs__pages_unlock(h->pc->pages);
+    h->branch = worth_snapshot(h, own) ? h->hit.n_known : 0;
+    if (st != KVS_OK) { /* no memory is as good a reason as none known */
+        return 0;
+    }
+    if (h->pc->blob && h->hit.snapshot_bytes != h->pc->blob_bytes) {
+        kvs__share_release(h);
+        return 0;
+    }
+    return h->hit.n_tokens;
+}
+
+kvs_status kvs__share_attach(kvs__share *h, kvs_err *err)
+{
+    kvs_status st = kvs_prefix_attach(h->lease, h->cache, err);
+    st = st == KVS_OK ? import_state(h, err) : st;
+    if (st == KVS_OK) {
+        h->lent = h->hit.n_tokens;
+        h->published = h->lent;
+        h->exact = h->lent;
+        h->foreign = false;
+    }
+    kvs__share_release(h);
+    return st;
+}
+
+void kvs__share_release(kvs__share *h)
+{
+    if (h && h->lease) {
+        kvs__pages_lock(h->pc->pages);
+        kvs_prefix_release(h->lease);
+        kvs__pages_unlock(h->pc->pages);
+        h->lease = NULL;
+    }
+}
+
+/* ---- giving */
+
+/* A failure leaves the index as it was, or with a part: that is true all the same. */
+static void give(kvs__share *h, const int32_t *tokens, size_t n, bool whole)
+{
+    kvs_prefix_key key = {h->identity, NULL, 0, tokens, n};
+    kvs_prefix_publish_opts o = KVS_PREFIX_PUBLISH_OPTS_INIT;
+    o.flags = whole ? 0 : KVS_PREFIX_NO_TAIL | KVS_PREFIX_MIDWAY;
+    kvs__pages_lock(h->pc->pages);
+    if (whole && h->pc->blob && export_state(h, n)) {
+        o.snapshot = h->pc->blob;
+        o.snapshot_bytes = h->pc->blob_bytes;
+    }
+    (void)kvs_prefix_publish(h->pc->index, &key, h->cache, &o, NULL, NULL);
+    kvs__pages_unlock(h->pc->pages);
+    h->published = n;
+    h->exact = whole ? n : h->exact;
+}
+
+static bool snapshot_here(const kvs__share *h, size_t n)
+{
+    uint32_t stride = h->pc->snapshot_stride;
+    return n == h->branch || n + 1 == h->prompt || (stride > 0 && n % stride == 0);
+}
+
+size_t kvs__share_stop(const kvs__share *h, size_t n, size_t end)
+{
+    if (!h || !h->pc->blob) {
+        return end;
+    }
+    size_t stop = end;
+    size_t at[3] = {h->branch, h->prompt > 0 ? h->prompt - 1 : 0, 0};
+    if (h->pc->snapshot_stride > 0) {
+        at[2] = (n / h->pc->snapshot_stride + 1) * h->pc->snapshot_stride;
+    }
+    for (int i = 0; i < 3; i++) {
+        stop = at[i] > n && at[i] < stop ? at[i] : stop;
+    }
+    return stop;
+}
+
+void kvs__share_after(kvs__share *h, const int32_t *tokens, size_t n)
+{
+    if (!h || h->foreign) {
+        return;
+    }
+    size_t block = h->pc->block;
+    if (h->pc->blob ? snapshot_here(h, n) : n == h->prompt) {
+        give(h, tokens, n, true);
+    } else if (n / block > h->published / block) {
+        give(h, tokens, n - n % block, false);
+    }
+}
+
+void kvs__share_keep(kvs__share *h, const int32_t *tokens, size_t n)
+{
+    if (h && !h->foreign && n > 0 && n != h->exact) {
+        give(h, tokens, n, true);
+    }
+}
+
+void kvs__share_cut(kvs__share *h, size_t n)
+{
+    if (h) {
+        h->published = h->published < n ? h->published : n;
+        h->exact = n == 0 || h->exact > n ? 0 : h->exact;
+        h->foreign = h->foreign && n > 0;
+    }
+}
+
+void kvs__share_foreign(kvs__share *h)
+{
+    if (h) {
+        h->foreign = true;
+    }
+}
+
+size_t kvs__share_lent(const kvs__share *h)
+{
+    return h ? h->lent : 0;
+}
