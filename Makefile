@@ -7,7 +7,7 @@
 #   make test                          everything, about half an hour from nothing on two CPUs
 #   make quick                         the quick tests, under a minute
 #   make bench B=NAME [CSV=FILE]       one bench; lines are appended to FILE
-#              B=model [PEER=DIR]      also llama.cpp; bench/peer_llamacpp.sh builds it
+#              B=model|rows [PEER=DIR] also llama.cpp; bench/peer_llamacpp.sh builds it
 #   make install [PREFIX=] [DESTDIR=]
 #   make format | lint | symbols | clean
 PREFIX  ?= /usr/local

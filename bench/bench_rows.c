@@ -2,14 +2,18 @@
 /* bench_rows: many tokens from one step, on SmolLM2.
  *
  * rows    tokens/s of 1, 4, 8 rows decoded together behind prompts of 128; with --peer also
- *         llama.cpp's llama-batched-bench on the same file, between our rounds
- * verify  at depth 2048: a step of 2 .. 16 tokens of one row over a step of one, and of 2 and 5
- *         tokens of eight rows over a step of one each; drafts are rejected, so taking back is in it
+ *         llama.cpp's llama-batched-bench on the same file, between our rounds (bar: 2.5 times)
+ * verify  at depth 2048: a step of 2 .. 16 tokens of one row over a step of one (bar: 8 tokens for
+ *         2 steps), and of 2 and 5 tokens of eight rows over a step of one each (bar: 5 for 2);
+ *         drafts are rejected, so taking back is in it
  * draft   tokens/s with n-gram drafts over plain decoding, for a text that is edited, one drawn at a
  *         high temperature, and drafts that are never right; the tokens are compared
  *   bench_rows [--csv FILE] [--peer DIR] [--smollm2 FILE] [--rounds N] [--threads N] [--quick]
  *              [rows|verify|draft ...]
- * Figures are medians; what is compared takes turns, step by step. */
+ * Figures are medians; what is compared takes turns, step by step.
+ * limit: the arithmetic floor, from what this run measured of the machine: a step reads the weights
+ * once and each row's state once, and multiplies every weight and what is seen for every token; it
+ * takes the longer of both. Of a step over a step: the floor over the measured single one. */
 #include "kvstate/engine.h"
 #include "limits.h"
 #include "peer.h"
@@ -31,6 +35,9 @@ typedef struct bench {
     kvs_plan *plan;
     kvs_batch *batch;
     size_t n_vocab;
+    kvs_model_info info;
+    double read_rate; /* bytes/s */
+    double fma_peak;  /* FLOP/s; 0: not known */
 } bench;
 
 static void check(kvs_status st, const kvs_err *err)
@@ -66,7 +73,36 @@ static void fill(const bench *b, kvs_session *s, uint32_t row, size_t n)
     free(tokens);
 }
 
+/* Least seconds of a step of n tokens of each row, every row with logits, behind `depth` tokens. All
+ * weights are multiplied: those of the embedding are the logits'. */
+static double floor_of(const bench *b, uint32_t rows, uint32_t n, uint32_t depth)
+{
+    const kvs_model_info *m = &b->info;
+    double bytes = (double)m->step_bytes;
+    for (uint32_t i = 0; i < m->n_layers; i++) {
+        const kvs_layer_spec *l = kvs_plan_layer(b->plan, i);
+        size_t row = kvs_codec_row_bytes(&l->k, l->k_dim) + kvs_codec_row_bytes(&l->v, l->v_dim);
+        bytes += (double)row * l->n_kv_heads * depth * rows;
+    }
+    double seen = (double)m->n_layers * m->n_heads * (m->k_dim + m->v_dim) * depth;
+    double flops = 2.0 * rows * n * ((double)m->n_params + seen);
+    double reading = bytes / b->read_rate;
+    double computing = b->fma_peak > 0 ? flops / b->fma_peak : 0;
+    return reading > computing ? reading : computing;
+}
+
+/* A ratio with its bar in the name, 0: none. */
+static void bar_line(const char *what, double value, const char *unit, double limit, double bar)
+{
+    char text[112];
+    (void)snprintf(text, sizeof text, "%s (bar %g)", what, bar);
+    bench_line(bar > 0 ? text : what, value, unit, limit);
+}
+
 /* ---- rows */
+
+#define PROMPT 128u
+#define N_GEN  48u
 
 static double decode_rows(const bench *b, kvs_session **s, uint32_t n, uint32_t steps)
 {
@@ -79,7 +115,7 @@ static double decode_rows(const bench *b, kvs_session **s, uint32_t n, uint32_t 
     e.tokens = tokens;
     for (uint32_t i = 0; i < n; i++) {
         tokens[i] = &token;
-        fill(b, s[i], i, 128);
+        fill(b, s[i], i, PROMPT);
     }
     double t0 = bench_now();
     for (uint32_t i = 0; i < steps; i++) {
@@ -132,7 +168,7 @@ static void bench_decode(const bench *b)
     }
     for (uint32_t r = 0; r < rounds; r++) {
         for (size_t i = 0; i < 3; i++) {
-            ours[i][r] = decode_rows(b, s, rows[i], b->quick ? 8 : 48);
+            ours[i][r] = decode_rows(b, s, rows[i], b->quick ? 8 : N_GEN);
             peer[i][r] = peer_rows(b, rows[i]);
         }
     }
@@ -140,10 +176,15 @@ static void bench_decode(const bench *b)
         char what[64];
         double p = bench_median(peer[i], rounds);
         (void)snprintf(what, sizeof what, "smollm2 decode %u rows", rows[i]);
-        bench_line(what, bench_median(ours[i], rounds), "tok/s", 0);
+        bench_line(what, bench_median(ours[i], rounds), "tok/s",
+                   rows[i] / floor_of(b, rows[i], 1, PROMPT + N_GEN / 2));
         if (p > 0) {
+            (void)snprintf(what, sizeof what, "llama.cpp decode %u rows", rows[i]);
+            bench_line(what, p, "tok/s", 0);
             (void)snprintf(what, sizeof what, "smollm2 decode %u rows over llama.cpp", rows[i]);
-            bench_line(what, ours[i][rounds / 2] / p, "x", 0);
+            bar_line(what, ours[i][rounds / 2] / p, "x", 0, rows[i] == 8 ? 2.5 : 0);
+        } else if (b->peer) {
+            (void)fprintf(stderr, "%s: no llama-batched-bench that could be run\n", b->peer);
         }
     }
     for (uint32_t i = 0; i < MAX_ROWS; i++) {
@@ -168,6 +209,7 @@ static uint32_t wrong_drafts(void *user, const int32_t *tokens, size_t n_tokens,
 
 typedef struct verify_case {
     uint32_t rows, tokens;
+    double bar; /* steps; 0: none */
 } verify_case;
 
 static void verify_rows(const bench *b, const verify_case *c, size_t n, uint32_t depth,
@@ -199,11 +241,13 @@ static void verify_rows(const bench *b, const verify_case *c, size_t n, uint32_t
         double step = bench_median(t[i], reps);
         (void)snprintf(what, sizeof what, "smollm2 d%u %u rows x %u tokens", depth, c[i].rows,
                        c[i].tokens);
-        bench_line(what, 1e3 * step, "ms", 0);
+        double least = floor_of(b, c[i].rows, c[i].tokens, depth);
+        bench_line(what, 1e3 * step, "ms", 1e3 * least);
         if (i > 0) {
             (void)snprintf(what, sizeof what, "smollm2 d%u %u rows x %u tokens over one", depth,
                            c[i].rows, c[i].tokens);
-            bench_line(what, step / t[0][reps / 2], "steps", 0);
+            double one = t[0][reps / 2];
+            bar_line(what, step / one, "steps", least / one, c[i].bar);
         }
     }
     for (uint32_t i = 0; i < c[0].rows; i++) {
@@ -214,9 +258,9 @@ static void verify_rows(const bench *b, const verify_case *c, size_t n, uint32_t
 
 static void bench_verify(const bench *b)
 {
-    static const verify_case one[] = {{1, 1}, {1, 2}, {1, 3}, {1, 4},
-                                      {1, 5}, {1, 8}, {1, 9}, {1, 16}};
-    static const verify_case eight[] = {{8, 1}, {8, 2}, {8, 5}};
+    static const verify_case one[] = {{1, 1, 0}, {1, 2, 0}, {1, 3, 0}, {1, 4, 0},
+                                      {1, 5, 0}, {1, 8, 2}, {1, 9, 0}, {1, 16, 0}};
+    static const verify_case eight[] = {{8, 1, 0}, {8, 2, 0}, {8, 5, 2}};
     uint32_t depth = b->quick ? 256 : 2048;
     verify_rows(b, one, sizeof one / sizeof one[0], depth, b->quick ? 5 : 21);
     verify_rows(b, eight, sizeof eight / sizeof eight[0], depth, b->quick ? 3 : 11);
@@ -403,7 +447,7 @@ static void open_model(bench *b)
     kvs_err err = {KVS_OK, 0, "", ""};
     kvs_ctx_opts co = KVS_CTX_OPTS_INIT;
     kvs_ctx_stats cs = KVS_CTX_STATS_INIT;
-    kvs_model_info info = KVS_MODEL_INFO_INIT;
+    const kvs_model_info info = KVS_MODEL_INFO_INIT;
     kvs_plan_opts po = KVS_PLAN_OPTS_INIT;
     kvs_batch_opts bo = KVS_BATCH_OPTS_INIT;
     co.n_threads = b->threads;
@@ -411,8 +455,11 @@ static void open_model(bench *b)
     (void)kvs_ctx_get_stats(b->ctx, &cs);
     b->threads = cs.n_threads;
     check(kvs_model_open(b->ctx, b->path, NULL, &b->model, &err), &err);
-    (void)kvs_model_get_info(b->model, &info);
-    b->n_vocab = info.n_vocab;
+    b->info = info;
+    (void)kvs_model_get_info(b->model, &b->info);
+    b->n_vocab = b->info.n_vocab;
+    b->read_rate = bench_read_rate(b->threads, (size_t)128 << 20, 5);
+    b->fma_peak = bench_fma_peak(cs.tiers, b->threads);
     po.n_ctx = 4096;
     check(kvs_plan_new(b->ctx, b->model, &po, &b->plan, &err), &err);
     bo.max_rows = MAX_ROWS;
@@ -420,6 +467,8 @@ static void open_model(bench *b)
     bo.n_ctx = 4096;
     check(kvs_batch_new(b->ctx, b->model, &bo, &b->batch, &err), &err);
     printf("%s, %u threads, %s\n", b->path, b->threads, bench_tier_name(cs.tiers));
+    bench_line("read rate", 1e-9 * b->read_rate, "GB/s", 0);
+    bench_line("FMA peak", 1e-9 * b->fma_peak, "GFLOP/s", 0);
 }
 
 int main(int argc, char **argv)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # Random op programs against the naive model (tests/diff). Also built as a libFuzzer target.
-add_executable(test_cache_ops tests/diff/test_cache_ops.c tests/diff/ops.c tests/diff/naive.c
+add_executable(test_cache_ops tests/diff/test_cache_ops.c tests/diff/ops.c tests/diff/ops_import.c tests/diff/naive.c
   $<TARGET_OBJECTS:kvstate_objects>)
 target_include_directories(test_cache_ops PRIVATE include src tests)
 target_compile_definitions(test_cache_ops PRIVATE KVS_STATIC)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # Random programs over sets of rows against the naive model (tests/diff/rowops.h).
-add_executable(test_rows tests/diff/test_rows.c tests/diff/rowops.c tests/diff/rowops_rig.c tests/diff/rowops_rect.c tests/diff/rec_naive.c tests/diff/naive.c
+add_executable(test_rows tests/diff/test_rows.c tests/diff/rowops.c tests/diff/rowops_rounds.c tests/diff/rowops_rig.c tests/diff/rowops_rect.c tests/diff/rec_naive.c tests/diff/naive.c
   $<TARGET_OBJECTS:kvstate_objects>)
 target_include_directories(test_rows PRIVATE include src tests)
 target_compile_definitions(test_rows PRIVATE KVS_STATIC)

@@ -6,6 +6,9 @@
  * windows of all layers, position settings, adapter, media, salt), every token id, every byte.
  * The logits that follow are those of a computation from the first token on, bit for bit.
  *
+ * Recurrent layers come back where a snapshot was: at the end of what was saved, 8 tokens before the end
+ * of a prompt, where a turn began, and every 256 tokens (a doubling, from 4096 on), as far as note_bytes go.
+ *
  * The store is a help, never a need: where it fails the session computes, and kvs_reuse says why. */
 #ifndef KVSTATE_PERSIST_H
 #define KVSTATE_PERSIST_H
@@ -21,8 +24,9 @@ typedef struct kvs_persist_opts {
     size_t struct_size;
     const char *dir;    /* made with mode 0700; NULL: notes in memory alone */
     uint64_t max_bytes; /* of the directory, 0: no limit */
-    uint64_t
-        note_bytes; /* of memory for what windows drop, so that an edit can go back; 0: 64 MiB */
+    /* Of memory for what windows drop, and for snapshots of recurrent layers, so that an edit can go
+     * back; 0: 64 MiB. Less than a snapshot: recurrent state is saved at the end of a text alone. */
+    uint64_t note_bytes;
     uint32_t min_tokens; /* fewer are not saved, nor looked for; 0: 64 */
     uint32_t reserved;   /* 0 */
     /* Parts of the identity that the model file does not have; see kvs_identity_desc. */

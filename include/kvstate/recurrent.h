@@ -151,6 +151,22 @@ KVS_API kvs_status kvs_recurrent_export(const kvs_cache *cache, uint32_t layer, 
 KVS_API kvs_status kvs_recurrent_import(kvs_cache *cache, uint32_t layer, int64_t at,
                                         const kvs_recurrent_planes *src, kvs_err *err);
 
+/* ---- all layers in one piece: what a prefix index keeps as snapshot (prefix.h)
+ *
+ * By layer, each as docs/format.md has it; a cache of the same recurrent layers reads it. A text can be
+ * resumed where there is one alone: publish some tokens before the end of a prompt, too, and at its end. */
+
+/* 0: no layer is recurrent. */
+KVS_API size_t kvs_recurrent_snapshot_bytes(const kvs_cache *cache);
+/* The planes after the first `at` tokens of every recurrent layer, to dst [bytes], aligned to 8. Changes
+ * nothing; takes memory where a layer has to be rewound for it, in a copy. KVS_E_RANGE: a layer does not
+ * go back to `at`. KVS_E_STATE: it lies in an open round. KVS_E_INVAL: other bytes than those above. */
+KVS_API kvs_status kvs_recurrent_snapshot(const kvs_cache *cache, int64_t at, void *dst,
+                                          size_t bytes, kvs_err *err);
+/* kvs_recurrent_import of every recurrent layer. KVS_E_NOMEM: they are all empty. */
+KVS_API kvs_status kvs_recurrent_resume(kvs_cache *cache, int64_t at, const void *src, size_t bytes,
+                                        kvs_err *err);
+
 /* ---- what undo costs */
 
 typedef struct kvs_recurrent_stats {

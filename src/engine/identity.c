@@ -22,6 +22,13 @@ static void add_layer(kvs__sha256 *sum, const kvs_layer_spec *s)
                    s->window, s->window ? s->sinks : 0, s->dense_until,
                    s->dense_until ? (int)s->dense_dtype : 0, borrows ? s->donor : 0);
     kvs__sha256_field(sum, text, strlen(text));
+    if (s->kind == KVS_LAYER_RECURRENT) { /* undo is no part of it: results do not depend on it */
+        const kvs_recurrent_spec *r = s->recurrent;
+        (void)snprintf(text, sizeof text, "recurrent %d %u %u %u %u %u %u %d", (int)r->rule,
+                       r->n_heads, r->n_groups, r->head_dim, r->state_dim, r->conv_dim,
+                       r->conv_taps, (int)r->conv_dtype);
+        kvs__sha256_field(sum, text, strlen(text));
+    }
 }
 
 /* The frequencies themselves: they can depend on the context's length. */

@@ -26,6 +26,10 @@
 #define WORTH_TOKENS 16u /* fewer more than what is held are not fetched */
 #define STEP_TOKENS  256u
 #define TRIES        4 /* entries that turn out damaged */
+#define MAX_DEAD     4 /* one save is under way at a time, and those of ends may wait behind it */
+/* What a template may open an answer with: the next turn need not have it again, and an equal prompt
+ * leaves a token to compute. So the snapshot of a prompt's end is that many tokens before it. */
+#define OPENING 8u
 
 typedef struct written {
     pthread_mutex_t lock;
@@ -33,8 +37,9 @@ typedef struct written {
     uint32_t lineage;
     kvs_entry passing; /* durable, on the way: to be removed once a longer one is */
     uint64_t passing_len;
-    uint64_t prompt_len; /* a save of so many tokens stays */
-    kvs_entry dead;
+    uint64_t prompt_len;      /* a save of so many tokens stays */
+    kvs_entry dead[MAX_DEAD]; /* to be removed; more than that stay as any entry */
+    uint32_t n_dead;
     uint64_t saved, saved_bytes, not_saved;
     char reason[160];
 } written;
@@ -161,11 +166,13 @@ kvs_status kvs__persist_new(const kvs__persist_for *f, const kvs_persist_opts *o
 static void bury(kvs__persist *p)
 {
     (void)pthread_mutex_lock(&p->w.lock);
-    kvs_entry dead = p->w.under_way == 0 ? p->w.dead : 0;
-    p->w.dead = dead ? 0 : p->w.dead;
+    kvs_entry dead[MAX_DEAD];
+    uint32_t n = p->w.under_way == 0 ? p->w.n_dead : 0;
+    memcpy(dead, p->w.dead, n * sizeof *dead);
+    p->w.n_dead -= n;
     (void)pthread_mutex_unlock(&p->w.lock);
-    if (dead) {
-        (void)kvs_store_remove(p->store, dead, NULL);
+    for (uint32_t i = 0; i < n; i++) {
+        (void)kvs_store_remove(p->store, dead[i], NULL);
     }
 }
 
@@ -199,7 +206,9 @@ static void on_saved(void *user, kvs_status status, kvs_entry entry, const kvs_e
         w->saved_bytes += j->saved.bytes;
         w->reason[0] = '\0';
         if (j->lineage == w->lineage) {
-            w->dead = w->passing ? w->passing : w->dead;
+            if (w->passing && w->n_dead < MAX_DEAD) {
+                w->dead[w->n_dead++] = w->passing;
+            }
             w->passing = j->passing && j->saved.len != w->prompt_len ? entry : 0;
             w->passing_len = j->saved.len;
         }
@@ -279,6 +288,21 @@ static bool idle(kvs__persist *p)
     bool is = p->w.under_way == 0;
     (void)pthread_mutex_unlock(&p->w.lock);
     return is;
+}
+
+void kvs__persist_prompt(kvs__persist *p, size_t held, size_t n)
+{
+    if (p && n > held) {
+        kvs__history_mark(p->history, held); /* a question put otherwise begins here */
+        if (n > held + OPENING) {
+            kvs__history_mark(p->history, n - OPENING);
+        }
+    }
+}
+
+uint32_t kvs__persist_step(const kvs__persist *p, size_t n_tokens, uint32_t n)
+{
+    return p ? kvs__history_step(p->history, n_tokens, n) : n;
 }
 
 void kvs__persist_before(kvs__persist *p, uint32_t n)

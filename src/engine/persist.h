@@ -23,6 +23,10 @@ kvs_status kvs__persist_new(const kvs__persist_for *f, const kvs_persist_opts *o
 /* Before the cache. What is queued is written. */
 void kvs__persist_free(kvs__persist *p);
 
+/* A prompt of n tokens is to be computed, of which `held` are there. */
+void kvs__persist_prompt(kvs__persist *p, size_t held, size_t n);
+/* How many of the next n tokens behind n_tokens to compute at once (kvs__history_step). */
+uint32_t kvs__persist_step(const kvs__persist *p, size_t n_tokens, uint32_t n);
 /* Around an append of n tokens; after it with all the tokens held. */
 void kvs__persist_before(kvs__persist *p, uint32_t n);
 void kvs__persist_after(kvs__persist *p, const int32_t *tokens, size_t n_tokens, uint32_t n);

@@ -286,6 +286,7 @@ static kvs_status run_blocks(kvs_session *s, const kvs_eval *e, kvs_err *err)
         size_t left = e->n_tokens - done;
         uint32_t n = left < s->block ? (uint32_t)left : s->block;
         n = (uint32_t)(kvs__share_stop(s->share, s->n_tokens, s->n_tokens + n) - s->n_tokens);
+        n = kvs__persist_step(s->persist, s->n_tokens, n);
         size_t first = from > done ? from - done : 0;
         wanted w = {first < n ? (uint32_t)first : n, e->on_logits, e->user};
         kvs_status st = run_block(s, e->tokens + done, n, &w, err);
@@ -504,6 +505,7 @@ kvs_status kvs_session_sync(kvs_session *s, const int32_t *tokens, size_t n, siz
     if (st != KVS_OK) {
         return st;
     }
+    kvs__persist_prompt(s->persist, s->n_tokens, n);
     st = kvs_session_append(s, n > 0 ? tokens + s->n_tokens : tokens, n - s->n_tokens, err);
     if (st != KVS_OK && !s->broken) { /* stopped half way: what there is is worth keeping */
         kvs__share_keep(s->share, s->tokens, s->n_tokens);

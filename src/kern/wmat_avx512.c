@@ -45,15 +45,16 @@ typedef __m512 vec;
         }                                                                                          \
     } while (0)
 
+/* i + (i + 8) of two times 16 lanes: 128-bit parts a0 a1 b0 b1. */
+XI vec halves(vec a, vec b)
+{
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+}
+
 XI void reduce4(float *y, const float *acc)
 {
-    __m512 a = vload(acc);
-    __m512 b = vload(acc + 16);
-    __m512 c = vload(acc + 32);
-    __m512 d = vload(acc + 48);
-    /* i + (i + 8): the four 128-bit parts are a0 a1 b0 b1 */
-    __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
-    __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+    __m512 ab = halves(vload(acc), vload(acc + 16));
+    __m512 cd = halves(vload(acc + 32), vload(acc + 48));
     /* i + (i + 4): one part for each output */
     __m512 s =
         _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
@@ -63,6 +64,26 @@ XI void reduce4(float *y, const float *acc)
     __m128 r = _mm512_castps512_ps128(_mm512_permutexvar_ps(first, s));
     __mmask8 nan = _mm_cmp_ps_mask(r, r, _CMP_UNORD_Q);
     _mm_storeu_ps(y, _mm_mask_mov_ps(r, nan, _mm_castsi128_ps(_mm_set1_epi32(0x7fc00000))));
+}
+
+/* Sums of sixteen times 16 lanes, in the order of reduce4, from registers: a[i] to y[i]. */
+XI void sum16(float *y, const vec *a)
+{
+    vec u[4];
+    EACH (q, 4) { /* part p of u[q]: four lanes of output 4 p + q */
+        vec ab = halves(a[q], a[4 + q]);
+        vec cd = halves(a[8 + q], a[12 + q]);
+        u[q] =
+            _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+    }
+    vec v[2];
+    EACH (q, 2) { /* i + (i + 2) of two outputs */
+        v[q] = _mm512_add_ps(_mm512_shuffle_ps(u[2 * q], u[2 * q + 1], 0x44),
+                             _mm512_shuffle_ps(u[2 * q], u[2 * q + 1], 0xee));
+    }
+    vec s = _mm512_add_ps(_mm512_shuffle_ps(v[0], v[1], 0x88), _mm512_shuffle_ps(v[0], v[1], 0xdd));
+    __mmask16 nan = _mm512_cmp_ps_mask(s, s, _CMP_UNORD_Q);
+    vstore(y, _mm512_mask_mov_ps(s, nan, _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000))));
 }
 
 #include "kern/wmat_tile.h"

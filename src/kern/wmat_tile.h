@@ -6,7 +6,7 @@
  * FUSED_MAX (most rows of x that go the fused way together: 4 or 8), FUSED_MOST (and one group after
  * another: decoding again costs less than packing), FUSED_COLS_N (rows of W side by side
  * for N rows of x), FUSED_SHARED (registers suffice for a part of all of these), reduce4 (four
- * times 16 lanes -> four sums), f16_one (an f16 in memory as float) and, for each type T, hdr_T and
+ * times 16 lanes -> four sums), sum16 (sixteen vectors -> sixteen sums; where FUSED_MAX > 4), f16_one (an f16 in memory as float) and, for each type T, hdr_T and
  * dec_T. An affine type has no hdr of its own (NULL): its scales lie in other planes.
  *
  * Two ways, one order of operations: a lane is a sequence of fma over ascending k in both.
@@ -30,7 +30,6 @@
 #define PASSES     (LANES / VL)
 #define VECS       (PAD / VL)
 #define SMALL_ROWS 16u
-#define ROW_STEP   32u   /* rows of W whose lanes are reduced together on the fused way */
 #define AHEAD      4096u /* bytes between use and prefetch */
 #define HDR        32    /* floats of a block's scales: 16 factors, 16 offsets */
 /* n of a panel is padded to a multiple of this: whole tiles and whole reduce4. */
@@ -134,14 +133,37 @@ AI void fused_block(vec acc[][FUSED_MAX * PASSES], vec v[][VECS], const float *x
 }
 
 typedef struct fused_args {
+    float *y; /* of row 0 of x and row j of W */
+    size_t ldy;
     const float *x;
     size_t ldx;
     const kvs__wrows *w;
     size_t j;            /* first of `cols` rows */
     size_t n;            /* rows that exist of `cols`; the last one stands in for the others */
     const float *x_tail; /* [rows][PAD], zero-padded; NULL when k is a multiple of PAD */
-    float *lanes;        /* [rows][ROW_STEP][LANES], at the first of `cols` */
 } fused_args;
+
+/* Sums of n outputs' lanes, of output i at acc[i % cols][i / cols * PASSES]. */
+AI void fused_sums(float *sums, vec acc[][FUSED_MAX * PASSES], unsigned n, unsigned cols)
+{
+#if FUSED_MAX > 4
+    if (n > 4) {
+        vec a[16];
+        EACH (i, 16) {
+            a[i] = i < n ? acc[i % cols][i / cols] : vzero();
+        }
+        sum16(sums, a);
+        return;
+    }
+#endif
+    float lanes[4 * LANES];
+    EACH (i, 4 * PASSES) {
+        unsigned out = i / PASSES;
+        vstore(lanes + i * VL,
+               out < n ? acc[out % cols][out / cols * PASSES + i % PASSES] : vzero());
+    }
+    reduce4(sums, lanes);
+}
 
 AI void fused_cols(const fused_args *f, unsigned rows, unsigned cols, hdr_fn hdr, dec_fn dec,
                    unsigned parts, size_t bytes)
@@ -205,10 +227,14 @@ AI void fused_cols(const fused_args *f, unsigned rows, unsigned cols, hdr_fn hdr
             fused_part(acc[c], v, f->x_tail, PAD, rows);
         }
     }
-    EACH (c, cols) {
-        EACH (i, rows * PASSES) {
-            float *to = f->lanes + (i / PASSES * ROW_STEP + c) * LANES + i % PASSES * VL;
-            vstore(to, acc[c][i]);
+    float sums[16];
+    fused_sums(sums, acc, rows * cols, cols);
+    EACH (r, rows) {
+        if (f->n >= cols) {
+            memcpy(f->y + r * f->ldy, sums + r * cols, cols * sizeof *sums);
+        }
+        for (unsigned c = 0; f->n < cols && c < f->n; c++) {
+            f->y[r * f->ldy + c] = sums[r * cols + c];
         }
     }
 }
@@ -224,30 +250,21 @@ static void copy_tails(float *dst, const float *x, size_t ldx, size_t rows, size
 }
 
 AI void fused_rows(float *y, size_t ldy, const float *x, size_t ldx, const kvs__wrows *w,
-                   float *lanes, unsigned rows, unsigned cols, hdr_fn hdr, dec_fn dec,
-                   unsigned parts, size_t bytes)
+                   unsigned rows, unsigned cols, hdr_fn hdr, dec_fn dec, unsigned parts,
+                   size_t bytes)
 {
     float tails[FUSED_MAX * PAD];
     bool has_tail = w->k % PAD != 0;
     if (has_tail) {
         copy_tails(tails, x, ldx, rows, w->k);
     }
-    for (size_t j0 = 0; j0 < w->n; j0 += ROW_STEP) {
-        size_t n = w->n - j0 < ROW_STEP ? w->n - j0 : ROW_STEP;
-        fused_args f = {.x = x, .ldx = ldx, .w = w};
-        f.x_tail = has_tail ? tails : NULL;
-        for (size_t j = 0; j < n; j += cols) {
-            f.j = j0 + j;
-            f.n = n - j;
-            f.lanes = lanes + j * LANES;
-            fused_cols(&f, rows, cols, hdr, dec, parts, bytes);
-        }
-        size_t padded = (n + 3) / 4 * 4;
-        for (unsigned r = 0; r < rows; r++) {
-            float *at = lanes + (size_t)r * ROW_STEP * LANES;
-            memset(at + n * LANES, 0, (padded - n) * LANES * sizeof *at);
-            reduce(y + r * ldy + j0, at, padded, n);
-        }
+    fused_args f = {.ldy = ldy, .x = x, .ldx = ldx, .w = w};
+    f.x_tail = has_tail ? tails : NULL;
+    for (size_t j = 0; j < w->n; j += cols) {
+        f.y = y + j;
+        f.j = j;
+        f.n = w->n - j;
+        fused_cols(&f, rows, cols, hdr, dec, parts, bytes);
     }
 }
 
@@ -372,8 +389,7 @@ typedef void (*tile_fn)(float *acc, size_t lda, const float *x, size_t ldx, cons
 
 typedef void (*pack_fn)(float *dst, size_t steps, const w_part *p);
 typedef void (*plain_fn)(float *dst, const w_part *p);
-typedef void (*fused_fn)(float *y, size_t ldy, const float *x, size_t ldx, const kvs__wrows *w,
-                         float *lanes);
+typedef void (*fused_fn)(float *y, size_t ldy, const float *x, size_t ldx, const kvs__wrows *w);
 
 typedef struct type_ops {
     pack_fn pack;
@@ -399,10 +415,9 @@ typedef struct type_ops {
     FUSED_MORE(T, parts, bytes)
 #define FUSED_FN(T, parts, bytes, rows)                                                            \
     static void fused_##T##_##rows(float *y, size_t ldy, const float *x, size_t ldx,               \
-                                   const kvs__wrows *w, float *lanes)                              \
+                                   const kvs__wrows *w)                                            \
     {                                                                                              \
-        fused_rows(y, ldy, x, ldx, w, lanes, rows, FUSED_COLS_##rows, hdr_##T, dec_##T, parts,     \
-                   bytes);                                                                         \
+        fused_rows(y, ldy, x, ldx, w, rows, FUSED_COLS_##rows, hdr_##T, dec_##T, parts, bytes);    \
     }
 #define FUSED_OPS(T)                                                                               \
     {                                                                                              \
@@ -507,7 +522,7 @@ static void matmul(float *y, size_t ldy, const float *x, size_t ldx, size_t rows
         for (size_t g = (rows + FUSED_MAX - 1) / FUSED_MAX; g > 0; g--) { /* even groups */
             size_t n = (rows + g - 1) / g;
             // cppcheck-suppress arrayIndexOutOfBounds ; n <= FUSED_MAX, the size of the array
-            ops[w->type].fused[n - 1](y, ldy, x, ldx, w, scratch);
+            ops[w->type].fused[n - 1](y, ldy, x, ldx, w);
             rows -= n;
             y += n * ldy;
             x += n * ldx;

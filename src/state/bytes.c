@@ -189,9 +189,8 @@ static kvs__store *import_target(kvs__layer *l, int64_t at, uint64_t n, kvs_err 
     return &l->main;
 }
 
-/* Centres are there, and that of a group which has tokens already is the one that they have. */
-static kvs_status check_centers(const kvs__store *s, int64_t at, const kvs_planes *p,
-                                uint64_t c_stride, kvs_err *err)
+kvs_status kvs__store_check_centers(const kvs__store *s, int64_t at, const kvs_planes *p,
+                                    uint64_t c_stride, kvs_err *err)
 {
     const kvs__fmt *fmt = &s->fmt;
     if (!p->k_center ||
@@ -246,7 +245,7 @@ static kvs_status check_import(const kvs__store *s, int64_t at, uint64_t n, cons
             }
         }
     }
-    return s->fmt.center_bytes ? check_centers(s, at, p, c_stride, err) : KVS_OK;
+    return s->fmt.center_bytes ? kvs__store_check_centers(s, at, p, c_stride, err) : KVS_OK;
 }
 
 kvs_status kvs__layer_import_reserve(kvs_ctx *ctx, kvs__layer *l, int64_t at, uint64_t n,
@@ -285,16 +284,9 @@ static void import_centers(kvs__store *s, int64_t begin, int64_t end, const kvs_
     }
 }
 
-void kvs__layer_import(kvs_ctx *ctx, kvs__layer *l, int64_t at, uint64_t n, const kvs_planes *p,
-                       uint64_t stride, uint64_t c_stride)
+void kvs__store_import(kvs__store *s, int64_t at, uint64_t n, const kvs_planes *p, uint64_t stride,
+                       uint64_t c_stride)
 {
-    kvs__store *s = import_target(l, at, n, NULL);
-    if (KVS_NEVER(!s)) {
-        return;
-    }
-    if (s == &l->main) { /* as an append beyond dense_until does */
-        kvs__layer_drop_early(ctx, l);
-    }
     if (at > s->len) {
         kvs__store_jump(s, at);
     }
@@ -313,6 +305,19 @@ void kvs__layer_import(kvs_ctx *ctx, kvs__layer *l, int64_t at, uint64_t n, cons
             }
         }
     }
+}
+
+void kvs__layer_import(kvs_ctx *ctx, kvs__layer *l, int64_t at, uint64_t n, const kvs_planes *p,
+                       uint64_t stride, uint64_t c_stride)
+{
+    kvs__store *s = import_target(l, at, n, NULL);
+    if (KVS_NEVER(!s)) {
+        return;
+    }
+    if (s == &l->main) { /* as an append beyond dense_until does */
+        kvs__layer_drop_early(ctx, l);
+    }
+    kvs__store_import(s, at, n, p, stride, c_stride);
 }
 
 kvs_status kvs_cache_import(kvs_cache *c, uint32_t layer, int64_t at, uint64_t n,

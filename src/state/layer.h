@@ -80,6 +80,10 @@ kvs_status kvs__layer_committed(const kvs__layer *l, int64_t end, const char *wh
 kvs_status kvs__cache_read_opts(const kvs_cache_opts *opts, kvs_cache_opts *out, kvs_err *err);
 kvs_status kvs__cache_read_layer(const kvs_cache_opts *o, uint32_t i, kvs__layer *out,
                                  kvs_err *err);
+/* Is one of the layers paged? */
+kvs_status kvs__cache_any_paged(const kvs_cache_opts *o, bool *out, kvs_err *err);
+/* Bytes of a cache and its layers without what they store. */
+size_t kvs__cache_head_bytes(uint32_t n_layers);
 
 int64_t kvs__layer_len(const kvs__layer *l);
 /* The store whose tokens answer for the length: main once converted, early before. */
@@ -94,6 +98,13 @@ kvs_status kvs__layer_import_reserve(kvs_ctx *ctx, kvs__layer *l, int64_t at, ui
                                      const kvs_planes *p, uint64_t c_stride, kvs_err *err);
 void kvs__layer_import(kvs_ctx *ctx, kvs__layer *l, int64_t at, uint64_t n, const kvs_planes *p,
                        uint64_t stride, uint64_t c_stride);
+/* Copies such planes to positions [at, at + n) of a store that has room, behind a gap or not. */
+void kvs__store_import(kvs__store *s, int64_t at, uint64_t n, const kvs_planes *p, uint64_t stride,
+                       uint64_t c_stride);
+/* KVS_E_INVAL where centres for positions from `at` on are missing, or that of a group which has tokens
+ * already is not the one that they have. */
+kvs_status kvs__store_check_centers(const kvs__store *s, int64_t at, const kvs_planes *p,
+                                    uint64_t c_stride, kvs_err *err);
 /* Copies stored bytes of [begin, begin + n), all stored, to such planes. */
 void kvs__store_export(const kvs__store *s, int64_t begin, uint64_t n, const kvs_planes *p,
                        uint64_t stride, uint64_t c_stride);

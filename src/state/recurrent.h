@@ -120,6 +120,17 @@ kvs_status kvs__rec_check_open(const kvs__rec *r, int64_t at, kvs_err *err);
 /* `at` is kept. */
 void kvs__rec_export(const kvs__rec *r, int64_t at, void *conv, float *state);
 
+/* -- planes in one piece (rec_snapshot.c): docs/format.md, form 2 */
+
+/* A multiple of 8; false on overflow. */
+bool kvs__rec_packed_bytes(const kvs_recurrent_spec *spec, size_t *bytes);
+/* After `at` tokens, which the layer can rewind to; gaps between planes are left as they are. Takes memory
+ * where that position is not kept. dst and src: aligned to 8. */
+kvs_status kvs__rec_pack(kvs_ctx *ctx, const kvs__rec *r, int64_t at, unsigned char *dst,
+                         kvs_err *err);
+kvs_status kvs__rec_unpack(kvs_ctx *ctx, kvs__rec *r, int64_t at, const unsigned char *src,
+                           kvs_err *err);
+
 /* -- for rec_run.c */
 
 static inline float *kvs__rec_state(kvs__rec_slot *slot)

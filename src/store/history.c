@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* history.c: notes of layers that drop old tokens, and going back with them (history.h).
+/* history.c: notes of layers that drop old tokens, and going back with them (history.h). Those of
+ * recurrent layers are in history_rec.c.
  *
  * I1  Notes of a layer are blocks in ascending order, at most one for each block of the grid; block
  *     b holds positions [lo, hi), which are the layer's own as they were stored.
@@ -30,52 +31,86 @@ size_t kvs__hblock_at(const kvs__fmt *fmt, uint64_t n, int side, int plane)
     return at;
 }
 
-size_t kvs__hblock_bytes(const kvs__fmt *fmt, uint64_t n)
+size_t kvs__hblock_bytes(const kvs__fmt *fmt, int64_t base, uint64_t n)
 {
-    return kvs__hblock_at(fmt, n, KVS__SIDES, 0);
+    size_t centers = (size_t)fmt->n_heads * kvs_center_groups(base, n) * fmt->center_bytes;
+    return kvs__hblock_at(fmt, n, KVS__SIDES, 0) + ((centers + 7) & ~(size_t)7);
 }
 
-/* Row of position lo of head h. */
-static unsigned char *rows_of(const kvs__fmt *fmt, const kvs__hblock *b, int side, int plane,
-                              uint32_t head)
+/* The planes of a block from position lo on; how many groups of centres a head has. */
+static kvs_planes planes_of(const kvs__fmt *fmt, const kvs__hblock *b, uint64_t *c_stride)
 {
-    const kvs__side *s = &fmt->side[side];
-    size_t row = (size_t)s->n_units[plane] * s->unit_bytes[plane];
-    return b->data + kvs__hblock_at(fmt, b->stride, side, plane) +
-           ((size_t)head * b->stride + (size_t)(b->lo - b->base)) * row;
+    kvs_planes out = KVS_PLANES_INIT;
+    for (int side = 0; side < KVS__SIDES; side++) {
+        for (int p = 0; p < KVS__PLANES; p++) {
+            const kvs__side *s = &fmt->side[side];
+            size_t row = (size_t)s->n_units[p] * s->unit_bytes[p];
+            void **plane = side == KVS__K ? &out.k[p] : &out.v[p];
+            *plane = row == 0 ? NULL
+                              : b->data + kvs__hblock_at(fmt, b->stride, side, p) +
+                                    (size_t)(b->lo - b->base) * row;
+        }
+    }
+    *c_stride = kvs_center_groups(b->base, b->stride);
+    if (fmt->center_bytes > 0) {
+        const int64_t group = (int64_t)KVS_CENTER_GROUP;
+        out.k_center = b->data + kvs__hblock_at(fmt, b->stride, KVS__SIDES, 0) +
+                       (size_t)(b->lo / group - b->base / group) * fmt->center_bytes;
+    }
+    return out;
 }
 
 void kvs__hblock_get(const kvs__store *s, const kvs__hblock *b)
 {
-    for (int side = 0; side < KVS__SIDES; side++) {
-        for (int p = 0; p < KVS__PLANES; p++) {
-            for (uint32_t h = 0; s->fmt.side[side].n_units[p] > 0 && h < s->fmt.n_heads; h++) {
-                kvs__store_get_units(s, side, p, h, b->lo, (uint64_t)(b->hi - b->lo),
-                                     rows_of(&s->fmt, b, side, p, h));
-            }
-        }
-    }
+    uint64_t c_stride = 0;
+    kvs_planes p = planes_of(&s->fmt, b, &c_stride);
+    kvs__store_export(s, b->lo, (uint64_t)(b->hi - b->lo), &p, b->stride, c_stride);
 }
 
 kvs_status kvs__hblock_put(kvs_ctx *ctx, kvs__store *s, const kvs__hblock *b, kvs_err *err)
 {
     uint64_t n = (uint64_t)(b->hi - b->lo);
+    uint64_t c_stride = 0;
+    kvs_planes p = planes_of(&s->fmt, b, &c_stride);
+    if (s->fmt.center_bytes > 0 &&
+        kvs__store_check_centers(s, b->lo, &p, c_stride, NULL) != KVS_OK) {
+        return kvs__fail(err, KVS_E_FORMAT, "store",
+                         "keys of one group, about position %lld, have two centres",
+                         (long long)b->lo);
+    }
     kvs_status st = kvs__store_reserve(ctx, s, b->lo, n, err);
-    if (st != KVS_OK) {
-        return st;
+    if (st == KVS_OK) {
+        kvs__store_import(s, b->lo, n, &p, b->stride, c_stride);
     }
-    if (b->lo > s->len) {
-        kvs__store_jump(s, b->lo);
-    }
-    kvs__store_advance(s, n);
-    for (int side = 0; side < KVS__SIDES; side++) {
-        for (int p = 0; p < KVS__PLANES; p++) {
-            for (uint32_t h = 0; s->fmt.side[side].n_units[p] > 0 && h < s->fmt.n_heads; h++) {
-                kvs__store_set_units(s, side, p, h, b->lo, n, rows_of(&s->fmt, b, side, p, h));
-            }
+    return st;
+}
+
+void kvs__hblock_copy(const kvs__fmt *fmt, const kvs__hblock *from, const kvs__hblock *to)
+{
+    uint64_t sc = 0;
+    uint64_t dc = 0;
+    kvs__hblock src = *from;
+    src.lo = to->lo;
+    const kvs_planes a = planes_of(fmt, &src, &sc);
+    const kvs_planes b = planes_of(fmt, to, &dc);
+    for (int i = 0; i < KVS__SIDES * KVS__PLANES; i++) {
+        const int p = i % KVS__PLANES;
+        const kvs__side *s = &fmt->side[i / KVS__PLANES];
+        size_t row = (size_t)s->n_units[p] * s->unit_bytes[p];
+        const unsigned char *x = i < KVS__PLANES ? a.k[p] : a.v[p];
+        unsigned char *y = i < KVS__PLANES ? b.k[p] : b.v[p];
+        for (uint32_t h = 0; row > 0 && h < fmt->n_heads; h++) {
+            memcpy(y + h * (size_t)to->stride * row, x + h * (size_t)from->stride * row,
+                   (size_t)(to->hi - to->lo) * row);
         }
     }
-    return KVS_OK;
+    const unsigned char *x = a.k_center;
+    unsigned char *y = b.k_center;
+    size_t centers =
+        (size_t)kvs_center_groups(to->lo, (uint64_t)(to->hi - to->lo)) * fmt->center_bytes;
+    for (uint32_t h = 0; centers > 0 && h < fmt->n_heads; h++) {
+        memcpy(y + h * dc * fmt->center_bytes, x + h * sc * fmt->center_bytes, centers);
+    }
 }
 
 int64_t kvs__hist_need(const kvs_layer_spec *spec, int64_t c)
@@ -156,8 +191,7 @@ kvs_status kvs__hist_load(kvs_ctx *ctx, kvs__store *s, const kvs_layer_spec *spe
 
 /* ---- which blocks are kept */
 
-/* Distance of checkpoints about position c. */
-static int64_t spacing(const kvs__history *h, int64_t c)
+int64_t kvs__hist_spacing(const kvs__history *h, int64_t c)
 {
     int64_t s = BLOCK;
     for (int64_t at = 16 * BLOCK; at <= c && s < INT64_MAX / 4; at *= 2) {
@@ -169,24 +203,34 @@ static int64_t spacing(const kvs__history *h, int64_t c)
     return s;
 }
 
+int64_t kvs__hist_next(const kvs__history *h, int64_t at)
+{
+    int64_t c = at + 1;
+    for (int64_t s = 0; s != kvs__hist_spacing(h, c);) {
+        s = kvs__hist_spacing(h, c);
+        c = (at + s) / s * s;
+    }
+    return c;
+}
+
 bool kvs__hist_wanted(const kvs__history *h, const kvs_layer_spec *spec, int64_t at, int64_t n)
 {
     int64_t window = (int64_t)spec->window;
     if (at < (int64_t)spec->sinks || at + BLOCK > n - window - (int64_t)spec->max_block) {
         return true;
     }
-    int64_t c = at + 1;
-    for (int64_t s = 0; s != spacing(h, c);) {
-        s = spacing(h, c);
-        c = (at + s) / s * s;
+    for (int i = 0; i < KVS__MARKS && h->rec_bytes > 0; i++) {
+        if (at < h->mark[i] && at + BLOCK > h->mark[i] - window) {
+            return true;
+        }
     }
-    return c < at + BLOCK + window;
+    return kvs__hist_next(h, at) < at + BLOCK + window;
 }
 
 static size_t note_bytes(const kvs__hlayer *hl)
 {
     const kvs__store *s = hl->dense ? &hl->l->early : &hl->l->main;
-    return kvs__hblock_bytes(&s->fmt, (uint64_t)BLOCK);
+    return kvs__hblock_bytes(&s->fmt, 0, (uint64_t)BLOCK);
 }
 
 static void drop_block(kvs__history *h, kvs__hlayer *hl, uint32_t i)
@@ -215,29 +259,43 @@ static void thin_layer(kvs__history *h, kvs__hlayer *hl)
     }
 }
 
-static void give_up(kvs__history *h)
+static void drop_notes(kvs__history *h)
 {
-    h->over = true;
     for (uint32_t i = 0; i < h->n_layers; i++) {
         drop_all(h, &h->layer[i]);
     }
+    kvs__hrec_drop(h, 0);
 }
 
-void kvs__hist_thin(kvs__history *h)
+static void give_up(kvs__history *h)
 {
+    h->over = true;
+    drop_notes(h);
+}
+
+bool kvs__hist_room(kvs__history *h, size_t bytes)
+{
+    if (bytes > h->max_bytes) {
+        return false;
+    }
     for (;;) {
         for (uint32_t i = 0; i < h->n_layers; i++) {
             thin_layer(h, &h->layer[i]);
         }
-        if (h->bytes <= h->max_bytes) {
-            return;
+        kvs__hrec_thin(h);
+        if (h->bytes <= h->max_bytes - bytes) {
+            return true;
         }
-        if (h->shift == 40) {
-            give_up(h);
-            return;
+        if (h->shift < 40) {
+            h->shift++;
+        } else if (!kvs__hrec_drop_mark(h)) {
+            break;
         }
-        h->shift++;
     }
+    if (bytes == 0) {
+        give_up(h);
+    }
+    return false;
 }
 
 static bool grow_list(kvs__history *h, kvs__hlayer *hl)
@@ -346,17 +404,24 @@ static bool note_layer(kvs__history *h, kvs__hlayer *hl, int64_t lag)
     return ok;
 }
 
+uint64_t kvs__hist_len(const kvs__history *h)
+{
+    for (uint32_t i = 0; i < h->n_layers; i++) {
+        const kvs__layer *l = h->layer[i].l ? h->layer[i].l : h->layer[i].rec;
+        if (l) {
+            return (uint64_t)kvs__layer_len(l);
+        }
+    }
+    return 0;
+}
+
 void kvs__history_note(kvs__history *h, uint32_t n)
 {
     int64_t lag = n > 1 ? 0 : LAG;
-    uint64_t length = 0;
+    uint64_t length = kvs__hist_len(h);
     for (uint32_t i = 0; i < h->n_layers && !h->over; i++) {
         kvs__hlayer *hl = &h->layer[i];
-        if (!hl->l) {
-            continue;
-        }
-        length = (uint64_t)kvs__layer_len(hl->l);
-        if (!hl->slides) {
+        if (!hl->l || !hl->slides) {
             continue;
         }
         /* what the window has beyond the newest max_block is not to be overtaken */
@@ -371,8 +436,9 @@ void kvs__history_note(kvs__history *h, uint32_t n)
     if (length < h->from_entry) {
         h->from_entry = length;
     }
+    kvs__hrec_note(h);
     if (!h->over && h->bytes > 0) {
-        kvs__hist_thin(h);
+        (void)kvs__hist_room(h, 0);
     }
 }
 
@@ -396,7 +462,7 @@ static bool all_serve(const kvs__history *h, int64_t c)
             return false;
         }
     }
-    return true;
+    return kvs__hrec_serves(h, c);
 }
 
 uint64_t kvs__history_reach(const kvs__history *h, uint64_t n)
@@ -411,6 +477,11 @@ uint64_t kvs__history_reach(const kvs__history *h, uint64_t n)
             if (c < (int64_t)n && c > best && all_serve(h, c)) {
                 best = c;
             }
+        }
+    }
+    for (uint32_t k = h->n_snaps; k-- > 0 && h->snap[k].pos > best;) {
+        if (h->snap[k].pos < (int64_t)n && all_serve(h, h->snap[k].pos)) {
+            best = h->snap[k].pos;
         }
     }
     return (uint64_t)best;
@@ -438,6 +509,7 @@ kvs_status kvs__history_back(kvs__history *h, uint64_t n, kvs_err *err)
         st = kvs__hist_load(h->ctx, dense ? &hl->l->early : &hl->l->main, &hl->l->spec, true,
                             hl->blk, hl->n_blk, (int64_t)n, err);
     }
+    st = st == KVS_OK ? kvs__hrec_back(h, (int64_t)n, err) : st;
     if (st == KVS_OK) {
         kvs__history_note(h, 0);
     }
@@ -450,16 +522,6 @@ kvs_status kvs__history_new(kvs_ctx *ctx, kvs_cache *cache, size_t max_bytes, kv
                             kvs_err *err)
 {
     *out = NULL;
-    for (uint32_t i = 0; i < cache->n_layers; i++) {
-        if (cache->layer[i].spec.kind == KVS_LAYER_RECURRENT) {
-            return kvs__fail(err, KVS_E_UNSUPPORTED, "store",
-                             "layer %u is recurrent: such state is not saved yet", i);
-        }
-        if (cache->layer[i].main.fmt.center_bytes > 0) {
-            return kvs__fail(err, KVS_E_UNSUPPORTED, "store",
-                             "layer %u keeps centred keys: their centres are not saved yet", i);
-        }
-    }
     kvs__history *h = kvs__calloc(ctx, 1, sizeof *h);
     if (!h) {
         return kvs__nomem(err, "store", sizeof *h);
@@ -480,6 +542,11 @@ kvs_status kvs__history_new(kvs_ctx *ctx, kvs_cache *cache, size_t max_bytes, kv
         h->layer[i].slides = own && kvs__store_slides(&l->main);
         h->layer[i].dense = own && kvs__layer_dense(l);
     }
+    kvs_status st = kvs__hrec_init(h, err);
+    if (st != KVS_OK) {
+        kvs__history_free(h);
+        return st;
+    }
     *out = h;
     return KVS_OK;
 }
@@ -496,9 +563,9 @@ void kvs__history_forget(kvs__history *h)
 void kvs__history_clear(kvs__history *h)
 {
     kvs__history_forget(h);
-    for (uint32_t i = 0; i < h->n_layers; i++) {
-        drop_all(h, &h->layer[i]);
-    }
+    drop_notes(h);
+    memset(h->mark, 0, sizeof h->mark);
+    h->rec_end = 0;
     h->shift = 0;
     h->over = false;
 }
@@ -509,10 +576,11 @@ void kvs__history_free(kvs__history *h)
         return;
     }
     kvs__history_forget(h);
+    drop_notes(h);
     for (uint32_t i = 0; i < h->n_layers; i++) {
-        drop_all(h, &h->layer[i]);
         kvs__free(h->ctx, h->layer[i].blk, h->layer[i].cap * sizeof *h->layer[i].blk);
     }
+    kvs__free(h->ctx, h->snap, h->cap_snaps * sizeof *h->snap);
     kvs__free(h->ctx, h->layer, h->n_layers * sizeof *h->layer);
     kvs__free(h->ctx, h, sizeof *h);
 }

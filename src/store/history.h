@@ -12,7 +12,11 @@
  * multiple of S(c), S(c) = 256 up to 4095, then doubled each time c doubles, so that S(c) <= max(256,
  * c / 8). Going back to any token t thus computes at most max(256, t / 8) tokens again. The cost for
  * a window of W tokens of b bytes: all blocks up to 8 W tokens (at least 2048), then at most 8 (W + 512) b
- * for each doubling of n. Where max_bytes don't suffice, S doubles until they do. */
+ * for each doubling of n. Where max_bytes don't suffice, S doubles until they do.
+ *
+ * Recurrent layers have snapshots instead, all of them at the same positions: at the same checkpoints, and
+ * at marks, which the caller sets where the next turn will need one. They are given up last of all that
+ * is noted of them. An entry holds them beside the state at its end. */
 #ifndef KVS_STORE_HISTORY_H
 #define KVS_STORE_HISTORY_H
 
@@ -26,7 +30,7 @@
 
 typedef struct kvs__history kvs__history;
 
-/* For one cache, which must outlive it. max_bytes: of notes. KVS_E_UNSUPPORTED: a recurrent layer. */
+/* For one cache, which must outlive it. max_bytes: of notes. */
 kvs_status kvs__history_new(kvs_ctx *ctx, kvs_cache *cache, size_t max_bytes, kvs__history **out,
                             kvs_err *err);
 void kvs__history_free(kvs__history *h); /* NULL is fine */
@@ -34,6 +38,12 @@ void kvs__history_free(kvs__history *h); /* NULL is fine */
 /* To be called before an append of n tokens, after it with n = 0: notes what layers may drop. Where
  * memory is short notes are given up; nothing else suffers. */
 void kvs__history_note(kvs__history *h, uint32_t n);
+/* A snapshot of recurrent layers after n tokens is worth having, now or once they are there. The newest
+ * four count. */
+void kvs__history_mark(kvs__history *h, uint64_t n);
+/* How many of the next n tokens behind the first `at` may be appended at once so that no snapshot is
+ * missed: n where layers can go back to it afterwards. */
+uint32_t kvs__history_step(const kvs__history *h, uint64_t at, uint32_t n);
 /* The most tokens, at most n, that the cache can be taken back to, by itself or with the notes. */
 uint64_t kvs__history_reach(const kvs__history *h, uint64_t n);
 /* Takes it there. After a failure the cache must be cleared. */
@@ -50,7 +60,7 @@ typedef struct kvs__saved {
     unsigned char *data;
     size_t bytes;
 } kvs__saved;
-/* KVS_E_LIMIT: more than max_bytes. KVS_E_UNSUPPORTED: a kind of layer that can't be saved. */
+/* KVS_E_LIMIT: more than max_bytes. */
 kvs_status kvs__history_copy(kvs__history *h, uint64_t max_bytes, kvs__saved *out, kvs_err *err);
 void kvs__saved_free(kvs__saved *s);
 

@@ -18,13 +18,24 @@ typedef struct kvs__hblock {
 } kvs__hblock;
 
 typedef struct kvs__hlayer {
-    kvs__layer *l; /* NULL: has nothing of its own */
+    kvs__layer *l; /* keys and values; NULL: has none of its own */
     bool slides;   /* drops old tokens: has notes */
     bool dense;    /* form of the notes: that below dense_until */
     int64_t end;   /* noted up to here */
     kvs__hblock *blk;
     uint32_t n_blk, cap;
+    kvs__layer *rec;  /* a recurrent layer, l is NULL then */
+    size_t rec_bytes; /* of its planes, a multiple of 8 */
+    size_t rec_at;    /* of them in a snapshot */
 } kvs__hlayer;
+
+/* The planes of all recurrent layers after the first `pos` tokens: tail and state move together. */
+typedef struct kvs__hsnap {
+    int64_t pos;
+    unsigned char *data; /* [rec_bytes] */
+} kvs__hsnap;
+
+#define KVS__MARKS 4
 
 struct kvs__history {
     kvs_ctx *ctx;
@@ -35,18 +46,33 @@ struct kvs__history {
     bool over;      /* no notes: not even those of the windows fit */
     uint32_t n_layers;
     kvs__hlayer *layer;
+    size_t rec_bytes;  /* of a snapshot; 0: no layer is recurrent */
+    uint64_t rec_undo; /* tokens that every recurrent layer goes back by itself */
+    kvs__hsnap *snap;  /* ascending */
+    uint32_t n_snaps, cap_snaps;
+    int64_t rec_end;          /* snapshots up to here were taken, or could not be */
+    int64_t mark[KVS__MARKS]; /* positions worth one, the newest first; 0: none */
     /* entry that was restored, pinned */
     kvs_store *store;
     kvs_entry entry;
     uint64_t from_entry; /* tokens of it that are still the cache's */
 };
 
-/* Bytes of a block of n tokens, and where plane p of a side begins in it. */
-size_t kvs__hblock_bytes(const kvs__fmt *fmt, uint64_t n);
+/* Bytes of a block of the n positions from base on, and where plane p of a side begins in it; the centres
+ * come last, at side KVS__SIDES. */
+size_t kvs__hblock_bytes(const kvs__fmt *fmt, int64_t base, uint64_t n);
 size_t kvs__hblock_at(const kvs__fmt *fmt, uint64_t n, int side, int plane);
 /* Stored bytes of [lo, hi) between a store and a buffer. put appends (or jumps) and may fail. */
 void kvs__hblock_get(const kvs__store *s, const kvs__hblock *b);
 kvs_status kvs__hblock_put(kvs_ctx *ctx, kvs__store *s, const kvs__hblock *b, kvs_err *err);
+/* Copies rows [to->lo, to->hi) from one buffer to another. */
+void kvs__hblock_copy(const kvs__fmt *fmt, const kvs__hblock *from, const kvs__hblock *to);
+
+/* Tokens that the cache holds. */
+uint64_t kvs__hist_len(const kvs__history *h);
+/* Distance of checkpoints about position c, and the first of them after `at`. */
+int64_t kvs__hist_spacing(const kvs__history *h, int64_t c);
+int64_t kvs__hist_next(const kvs__history *h, int64_t at);
 
 /* First position that a query at c needs of the newest ones; sinks come on top. */
 int64_t kvs__hist_need(const kvs_layer_spec *spec, int64_t c);
@@ -65,10 +91,30 @@ int64_t kvs__hist_from(const kvs_layer_spec *spec, bool slides, const kvs__hbloc
 bool kvs__hist_wanted(const kvs__history *h, const kvs_layer_spec *spec, int64_t at, int64_t n);
 /* Room for one more block at its place in the list; NULL without memory. */
 kvs__hblock *kvs__hist_insert(kvs__history *h, kvs__hlayer *hl, int64_t base);
-void kvs__hist_thin(kvs__history *h);
+/* Thins the notes until `bytes` more have room; false: they have none. 0: gives the notes up then. */
+bool kvs__hist_room(kvs__history *h, size_t bytes);
 /* Completes the notes below what was restored from the entry. */
 void kvs__hist_fill(kvs__history *h);
 
+/* -- recurrent layers (history_rec.c) */
+
+kvs_status kvs__hrec_init(kvs__history *h, kvs_err *err);
+/* Takes what is due, drops what is past the length. */
+void kvs__hrec_note(kvs__history *h);
+/* The snapshot at pos, or NULL. */
+const kvs__hsnap *kvs__hrec_find(const kvs__history *h, int64_t pos);
+bool kvs__hrec_wanted(const kvs__history *h, int64_t pos);
+/* Room for a snapshot at its place in the list, data to be filled; NULL without memory or budget. */
+kvs__hsnap *kvs__hrec_insert(kvs__history *h, int64_t pos);
+void kvs__hrec_thin(kvs__history *h);
+void kvs__hrec_remove(kvs__history *h, int64_t pos);
+/* Those after position pos. */
+void kvs__hrec_drop(kvs__history *h, int64_t pos);
+/* The oldest mark and what it kept; false: there is none. */
+bool kvs__hrec_drop_mark(kvs__history *h);
+/* Can every recurrent layer go to c, by itself or with a snapshot? And takes them there. */
+bool kvs__hrec_serves(const kvs__history *h, int64_t c);
+kvs_status kvs__hrec_back(kvs__history *h, int64_t c, kvs_err *err);
 static inline bool kvs__layer_dense(const kvs__layer *l)
 {
     return kvs__layer_store(l) == &l->early;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* snap.c: a cache as parts of a store's entry: copied out (kvs__history_copy).
  *
- * The first part, "state", lists runs of positions; each run is a part "kv". A run begins at a block
- * of the grid, so that its blocks are the store's chunks, or lies within one block. docs/format.md
- * has the bytes. */
+ * The first part, "state", lists runs of positions; each run is a part "kv", or "recurrent" for a
+ * snapshot. A run begins at a block of the grid, so that its blocks are the store's chunks, or lies
+ * within one block. docs/format.md has the bytes. */
 #include <string.h>
 
 #include "store/history_priv.h"
@@ -24,6 +24,7 @@ static void put_u64(unsigned char *p, uint64_t x)
 
 typedef struct run {
     uint32_t layer;
+    uint32_t form;
     int64_t lo, hi;
     size_t at; /* in the data */
     size_t bytes;
@@ -42,27 +43,11 @@ static const kvs__store *store_of(const kvs__hlayer *hl)
     return kvs__layer_store(hl->l);
 }
 
-void kvs__hblock_copy(const kvs__fmt *fmt, const kvs__hblock *from, const kvs__hblock *to)
-{
-    for (int side = 0; side < KVS__SIDES; side++) {
-        for (int p = 0; p < KVS__PLANES; p++) {
-            size_t row = (size_t)fmt->side[side].n_units[p] * fmt->side[side].unit_bytes[p];
-            for (uint32_t h = 0; row > 0 && h < fmt->n_heads; h++) {
-                size_t src = (size_t)h * from->stride + (size_t)(to->lo - from->base);
-                size_t dst = (size_t)h * to->stride + (size_t)(to->lo - to->base);
-                memcpy(to->data + kvs__hblock_at(fmt, to->stride, side, p) + dst * row,
-                       from->data + kvs__hblock_at(fmt, from->stride, side, p) + src * row,
-                       (size_t)(to->hi - to->lo) * row);
-            }
-        }
-    }
-}
-
 /* One piece within a block of the grid; note NULL: from the cache. */
 static void piece(copier *c, uint32_t layer, int64_t lo, int64_t hi, const kvs__hblock *note)
 {
     const kvs__store *s = store_of(&c->h->layer[layer]);
-    size_t bytes = kvs__hblock_bytes(&s->fmt, (uint64_t)(hi - lo));
+    size_t bytes = kvs__hblock_bytes(&s->fmt, lo, (uint64_t)(hi - lo));
     run *r = c->n_runs > 0 ? &c->runs[c->n_runs - 1] : NULL;
     if (c->data) {
         kvs__hblock to = {lo, hi, lo, (uint32_t)(hi - lo), c->data + c->at};
@@ -78,9 +63,34 @@ static void piece(copier *c, uint32_t layer, int64_t lo, int64_t hi, const kvs__
         r->hi = hi;
         r->bytes += bytes;
     } else {
-        c->runs[c->n_runs++] = (run){layer, lo, hi, c->at, bytes};
+        uint32_t form = kvs__layer_dense(c->h->layer[layer].l) ? KVS__FORM_DENSE : KVS__FORM_CODECS;
+        c->runs[c->n_runs++] = (run){layer, form, lo, hi, c->at, bytes};
     }
     c->at += bytes;
+}
+
+/* A recurrent layer after `pos` tokens; snap NULL: now. */
+static void piece_rec(copier *c, uint32_t layer, int64_t pos, const kvs__hsnap *snap)
+{
+    const kvs__hlayer *hl = &c->h->layer[layer];
+    if (!c->data) {
+        c->runs[c->n_runs++] = (run){layer, KVS__FORM_RECURRENT, 0, pos, c->at, hl->rec_bytes};
+    } else if (snap) {
+        memcpy(c->data + c->at, snap->data + hl->rec_at, hl->rec_bytes);
+    } else {
+        (void)kvs__rec_pack(c->h->ctx, hl->rec->rec, pos, c->data + c->at, NULL); /* is kept */
+    }
+    c->at += hl->rec_bytes;
+}
+
+static void walk_rec(copier *c, uint32_t layer)
+{
+    const kvs__history *h = c->h;
+    const int64_t len = kvs__layer_len(h->layer[layer].rec);
+    for (uint32_t k = 0; k < h->n_snaps && h->snap[k].pos < len; k++) {
+        piece_rec(c, layer, h->snap[k].pos, &h->snap[k]);
+    }
+    piece_rec(c, layer, len, NULL);
 }
 
 static void range(copier *c, uint32_t layer, int64_t lo, int64_t hi)
@@ -97,6 +107,9 @@ static void walk(copier *c)
 {
     for (uint32_t i = 0; i < c->h->n_layers; i++) {
         kvs__hlayer *hl = &c->h->layer[i];
+        if (hl->rec) {
+            walk_rec(c, i);
+        }
         if (!hl->l) {
             continue;
         }
@@ -120,7 +133,7 @@ static uint32_t most_runs(const kvs__history *h)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < h->n_layers; i++) {
-        n += h->layer[i].n_blk + 4;
+        n += h->layer[i].n_blk + (h->layer[i].rec ? h->n_snaps : 0) + 4;
     }
     return n;
 }
@@ -130,7 +143,7 @@ static kvs_status check(const kvs__history *h, uint64_t *len, kvs_err *err)
     *len = 0;
     for (uint32_t i = 0; i < h->n_layers; i++) {
         const kvs__layer *l = &h->cache->layer[i];
-        if (!h->layer[i].l) {
+        if (!h->layer[i].l && !h->layer[i].rec) {
             continue;
         }
         uint64_t n = (uint64_t)kvs__layer_len(l);
@@ -146,10 +159,23 @@ static kvs_status check(const kvs__history *h, uint64_t *len, kvs_err *err)
     return kvs__cache_closed(h->cache, "save", err);
 }
 
+/* The oldest version that knows all that is in it. */
+static uint32_t version(const copier *c)
+{
+    for (uint32_t i = 0; i < c->n_runs; i++) {
+        const run *r = &c->runs[i];
+        if (r->form == KVS__FORM_RECURRENT ||
+            store_of(&c->h->layer[r->layer])->fmt.center_bytes > 0) {
+            return KVS__SNAP_VERSION;
+        }
+    }
+    return 1;
+}
+
 static void fill_table(const copier *c, uint64_t len, unsigned char *p)
 {
     memcpy(p, KVS__SNAP_MAGIC, sizeof KVS__SNAP_MAGIC - 1);
-    put_u32(p + 8, KVS__SNAP_VERSION);
+    put_u32(p + 8, version(c));
     put_u32(p + 12, KVS__HISTORY_BLOCK);
     put_u64(p + 16, len);
     put_u32(p + 24, c->h->n_layers);
@@ -157,7 +183,7 @@ static void fill_table(const copier *c, uint64_t len, unsigned char *p)
     for (uint32_t i = 0; i < c->n_runs; i++) {
         unsigned char *r = p + KVS__SNAP_HEADER + (size_t)i * KVS__SNAP_RUN;
         put_u32(r, c->runs[i].layer);
-        put_u32(r + 4, kvs__layer_dense(c->h->layer[c->runs[i].layer].l) ? 1 : 0);
+        put_u32(r + 4, c->runs[i].form);
         put_u64(r + 8, (uint64_t)c->runs[i].lo);
         put_u64(r + 16, (uint64_t)c->runs[i].hi);
         put_u32(r + 24, i + 1);
@@ -165,19 +191,28 @@ static void fill_table(const copier *c, uint64_t len, unsigned char *p)
     }
 }
 
+/* What the store cuts the part of a run into; 0: as it likes. */
+static uint32_t chunk_of(const copier *c, const run *r)
+{
+    if (r->form == KVS__FORM_RECURRENT) {
+        return 0;
+    }
+    const kvs__fmt *fmt = &store_of(&c->h->layer[r->layer])->fmt;
+    size_t chunk = kvs__hblock_bytes(fmt, 0, (uint64_t)BLOCK);
+    return chunk <= KVS_STORE_CHUNK_MAX ? (uint32_t)chunk : 0;
+}
+
 static void fill_parts(const copier *c, kvs__saved *out, size_t table)
 {
     out->parts[0] = (kvs_store_part){"state", 0, -1, table, out->data + c->at, 0, 0};
     for (uint32_t i = 0; i < c->n_runs; i++) {
         const run *r = &c->runs[i];
-        size_t chunk = kvs__hblock_bytes(&store_of(&c->h->layer[r->layer])->fmt, (uint64_t)BLOCK);
-        out->parts[i + 1] = (kvs_store_part){"kv",
-                                             0,
-                                             (int32_t)r->layer,
-                                             r->bytes,
-                                             out->data + r->at,
-                                             chunk <= KVS_STORE_CHUNK_MAX ? (uint32_t)chunk : 0,
-                                             0};
+        kvs_store_part *p = &out->parts[i + 1];
+        *p = (kvs_store_part){"kv",           0, (int32_t)r->layer, r->bytes, out->data + r->at,
+                              chunk_of(c, r), 0};
+        if (r->form == KVS__FORM_RECURRENT) {
+            memcpy(p->name, "recurrent", sizeof "recurrent");
+        }
     }
 }
 

@@ -5,12 +5,20 @@
 
 #include "store/history_priv.h"
 
-#define KVS__SNAP_MAGIC   "KVSSTATE"
-#define KVS__SNAP_VERSION 1u
-#define KVS__SNAP_HEADER  32u
-#define KVS__SNAP_RUN     32u
+#define KVS__SNAP_MAGIC "KVSSTATE"
+#define KVS__SNAP_VERSION                                                                          \
+    2u /* 1 where no layer is recurrent and no key is centred: read and written */
+#define KVS__SNAP_HEADER 32u
+#define KVS__SNAP_RUN    32u
 
-/* A block of the entry; b.data NULL until it is read. */
+/* How a run holds what it holds. */
+enum {
+    KVS__FORM_CODECS = 0,
+    KVS__FORM_DENSE = 1,    /* that of a delayed conversion, before it */
+    KVS__FORM_RECURRENT = 2 /* planes of a recurrent layer after hi tokens; lo is 0 */
+};
+
+/* A block of the entry; b.data NULL until it is read. Of a recurrent layer: [0, hi), stride 0. */
 typedef struct kvs__snap_block {
     kvs__hblock b;
     size_t part;
@@ -33,7 +41,7 @@ typedef struct kvs__snap {
 
 typedef struct kvs__snap_run {
     uint32_t layer;
-    bool dense;
+    uint32_t form;
     int64_t lo, hi;
     uint32_t part;
 } kvs__snap_run;
@@ -43,8 +51,5 @@ kvs_status kvs__snap_header(const unsigned char *p, size_t n, uint64_t *len, uin
                             uint32_t *n_runs, kvs_err *err);
 kvs_status kvs__snap_run_at(const unsigned char *p, uint32_t i, uint64_t len, uint32_t n_layers,
                             kvs__snap_run *out, kvs_err *err);
-
-/* Copies rows [to->lo, to->hi) from one buffer to another. */
-void kvs__hblock_copy(const kvs__fmt *fmt, const kvs__hblock *from, const kvs__hblock *to);
 
 #endif

@@ -28,9 +28,10 @@ kvs_status kvs__snap_header(const unsigned char *p, size_t n, uint64_t *len, uin
     if (n < KVS__SNAP_HEADER || memcmp(p, KVS__SNAP_MAGIC, 8) != 0) {
         return kvs__fail(err, KVS_E_FORMAT, "store", "the entry holds no state");
     }
-    if (get_u32(p + 8) != KVS__SNAP_VERSION || get_u32(p + 12) != KVS__HISTORY_BLOCK) {
-        return kvs__fail(err, KVS_E_FORMAT, "store", "state of version %u in blocks of %u",
-                         get_u32(p + 8), get_u32(p + 12));
+    uint32_t version = get_u32(p + 8);
+    if (version == 0 || version > KVS__SNAP_VERSION || get_u32(p + 12) != KVS__HISTORY_BLOCK) {
+        return kvs__fail(err, KVS_E_FORMAT, "store", "state of version %u in blocks of %u", version,
+                         get_u32(p + 12));
     }
     *len = get_u64(p + 16);
     *n_layers = get_u32(p + 24);
@@ -49,15 +50,20 @@ kvs_status kvs__snap_run_at(const unsigned char *p, uint32_t i, uint64_t len, ui
     const unsigned char *r = p + KVS__SNAP_HEADER + (size_t)i * KVS__SNAP_RUN;
     uint64_t lo = get_u64(r + 8);
     uint64_t hi = get_u64(r + 16);
-    uint32_t dense = get_u32(r + 4);
-    *out = (kvs__snap_run){get_u32(r), dense == 1, (int64_t)lo, (int64_t)hi, get_u32(r + 24)};
-    bool ok = out->layer < n_layers && dense <= 1 && lo < hi && hi <= len && get_u32(r + 28) == 0;
+    uint32_t form = get_u32(r + 4);
+    uint32_t last = get_u32(p + 8) == 1 ? KVS__FORM_DENSE : KVS__FORM_RECURRENT;
+    *out = (kvs__snap_run){get_u32(r), form, (int64_t)lo, (int64_t)hi, get_u32(r + 24)};
+    bool ok = out->layer < n_layers && form <= last && lo < hi && hi <= len && get_u32(r + 28) == 0;
     ok = ok && (lo % BLOCK == 0 || hi <= lo - lo % BLOCK + BLOCK);
+    ok = ok && (lo == 0 || form != KVS__FORM_RECURRENT);
     return ok ? KVS_OK : kvs__fail(err, KVS_E_FORMAT, "store", "run %u of the state is damaged", i);
 }
 
 static uint32_t blocks_of(const kvs__snap_run *r)
 {
+    if (r->form == KVS__FORM_RECURRENT) {
+        return 1;
+    }
     return (uint32_t)((r->hi - kvs__hist_grid(r->lo) + BLOCK - 1) / BLOCK);
 }
 
@@ -66,29 +72,46 @@ static const kvs__fmt *fmt_of(const kvs__layer *l, bool dense)
     return dense ? &l->early.fmt : &l->main.fmt;
 }
 
+/* Is the run in a form that its layer has, behind the runs before it? */
+static bool fits(const kvs__snap *s, const kvs__history *h, const kvs__snap_run *r)
+{
+    const kvs__snap_layer *sl = &s->layer[r->layer];
+    const kvs__hlayer *hl = &h->layer[r->layer];
+    int64_t last = sl->n > 0 ? s->blk[s->n_blk - 1].b.hi : 0;
+    if (sl->n > 0 && sl->first + sl->n != s->n_blk) {
+        return false;
+    }
+    if (hl->rec) {
+        return r->form == KVS__FORM_RECURRENT && r->hi > last;
+    }
+    bool dense = hl->l && hl->l->spec.dense_until > 0 && s->len <= hl->l->spec.dense_until;
+    return hl->l && r->form == (dense ? KVS__FORM_DENSE : KVS__FORM_CODECS) && r->lo >= last;
+}
+
 /* Appends the blocks of one run; the list has room. */
 static kvs_status add_run(kvs__snap *s, const kvs__history *h, const kvs__snap_run *r,
                           uint64_t part_bytes, kvs_err *err)
 {
     kvs__snap_layer *sl = &s->layer[r->layer];
-    const kvs__layer *l = h->layer[r->layer].l;
-    bool dense = l && l->spec.dense_until > 0 && s->len <= l->spec.dense_until;
-    int64_t last = sl->n > 0 ? s->blk[s->n_blk - 1].b.hi : 0;
-    bool next = sl->n == 0 || sl->first + sl->n == s->n_blk;
-    if (!l || r->dense != dense || !next || r->lo < last) {
+    const kvs__hlayer *hl = &h->layer[r->layer];
+    if (!fits(s, h, r)) {
         return kvs__fail(err, KVS_E_FORMAT, "store", "layer %u is not stored like that", r->layer);
     }
-    const kvs__fmt *fmt = fmt_of(l, dense);
     sl->first = sl->n == 0 ? s->n_blk : sl->first;
-    sl->dense = dense;
+    sl->dense = r->form == KVS__FORM_DENSE;
     uint64_t at = 0;
-    for (int64_t lo = r->lo; lo < r->hi;) {
+    if (hl->rec) {
+        s->blk[s->n_blk++] = (kvs__snap_block){{0, r->hi, 0, 0, NULL}, r->part, 0};
+        sl->n++;
+        at = hl->rec_bytes;
+    }
+    for (int64_t lo = hl->rec ? r->hi : r->lo; lo < r->hi;) {
         int64_t hi = kvs__hist_grid(lo) + BLOCK;
         hi = hi < r->hi ? hi : r->hi;
         s->blk[s->n_blk++] =
             (kvs__snap_block){{lo, hi, lo, (uint32_t)(hi - lo), NULL}, r->part, at};
         sl->n++;
-        at += kvs__hblock_bytes(fmt, (uint64_t)(hi - lo));
+        at += kvs__hblock_bytes(fmt_of(hl->l, sl->dense), lo, (uint64_t)(hi - lo));
         lo = hi;
     }
     if (at != part_bytes) {
@@ -208,6 +231,18 @@ static int64_t layer_reach(const kvs__layer *l, bool slides, const kvs__snap_lay
     }
 }
 
+/* The snapshot of a recurrent layer at or before c, NULL: none. */
+static kvs__snap_block *rec_block(const kvs__snap *s, uint32_t i, int64_t c)
+{
+    for (uint32_t k = s->layer[i].n; k-- > 0;) {
+        kvs__snap_block *b = &s->blk[s->layer[i].first + k];
+        if (b->b.hi <= c) {
+            return b;
+        }
+    }
+    return NULL;
+}
+
 /* Lowers *c until every layer agrees. */
 static kvs_status snap_reach(const kvs__history *h, const kvs__snap *s, int64_t *c, kvs_err *err)
 {
@@ -215,6 +250,10 @@ static kvs_status snap_reach(const kvs__history *h, const kvs__snap *s, int64_t 
     while (*c > 0 && *c != before) {
         before = *c;
         for (uint32_t i = 0; i<h->n_layers && * c> 0; i++) {
+            if (h->layer[i].rec) {
+                const kvs__snap_block *snap = rec_block(s, i, *c);
+                *c = snap ? snap->b.hi : 0;
+            }
             if (!h->layer[i].l) {
                 continue;
             }
@@ -228,8 +267,8 @@ static kvs_status snap_reach(const kvs__history *h, const kvs__snap *s, int64_t 
     }
     if (*c <= 0) {
         return kvs__fail(err, KVS_NO, "store",
-                         "the saved windows do not reach back so far, and nothing before them is "
-                         "enough");
+                         "what is saved of windows and recurrent layers does not reach back so "
+                         "far, and nothing before it is enough");
     }
     return KVS_OK;
 }
@@ -255,11 +294,25 @@ typedef struct reader {
     size_t used;
 } reader;
 
+static size_t read_block(reader *r, kvs__snap_block *sb, size_t n, bool take)
+{
+    if (take) {
+        sb->b.data = r->data + r->used;
+        r->bufs[r->n_bufs++] = (kvs_store_buf){sb->part, sb->at, n, sb->b.data};
+        r->used += n;
+    }
+    return n;
+}
+
 /* Bytes of the blocks of layer i that are needed; with `take` they are put on the list. */
 static size_t layer_needs(reader *r, uint32_t i, bool take)
 {
     kvs__hlayer *hl = &r->h->layer[i];
     const kvs__snap_layer *sl = &r->s->layer[i];
+    kvs__snap_block *snap = hl->rec ? rec_block(r->s, i, r->c) : NULL;
+    if (snap) {
+        return read_block(r, snap, hl->rec_bytes, take);
+    }
     if (!hl->l || sl->n == 0) {
         return 0;
     }
@@ -274,14 +327,8 @@ static size_t layer_needs(reader *r, uint32_t i, bool take)
         if (!needed(&hl->l->spec, &b[k], from, r->c)) {
             continue;
         }
-        size_t n = kvs__hblock_bytes(fmt, b[k].stride);
-        if (take) {
-            kvs__snap_block *sb = &r->s->blk[sl->first + k];
-            sb->b.data = r->data + r->used;
-            r->bufs[r->n_bufs++] = (kvs_store_buf){sb->part, sb->at, n, sb->b.data};
-            r->used += n;
-        }
-        bytes += n;
+        bytes += read_block(r, &r->s->blk[sl->first + k],
+                            kvs__hblock_bytes(fmt, b[k].base, b[k].stride), take);
     }
     kvs__free(r->s->ctx, b, sl->n * sizeof *b);
     return bytes;
@@ -291,6 +338,10 @@ static kvs_status load_layer(reader *r, uint32_t i, kvs_err *err)
 {
     kvs__hlayer *hl = &r->h->layer[i];
     const kvs__snap_layer *sl = &r->s->layer[i];
+    const kvs__snap_block *snap = hl->rec ? rec_block(r->s, i, r->c) : NULL;
+    if (snap) {
+        return kvs__rec_unpack(r->h->ctx, hl->rec->rec, r->c, snap->b.data, err);
+    }
     if (!hl->l) {
         return KVS_OK;
     }
@@ -448,8 +499,8 @@ static bool fill_block(kvs__history *h, kvs__hlayer *hl, kvs__snap_block *sb, co
         !kvs__hist_wanted(h, &hl->l->spec, kvs__hist_grid(b.lo), hl->end)) {
         return true;
     }
-    size_t bytes = kvs__hblock_bytes(fmt, b.stride);
-    if (h->bytes + kvs__hblock_bytes(fmt, (uint64_t)BLOCK) > h->max_bytes) {
+    size_t bytes = kvs__hblock_bytes(fmt, b.base, b.stride);
+    if (h->bytes + kvs__hblock_bytes(fmt, 0, (uint64_t)BLOCK) > h->max_bytes) {
         return false;
     }
     b.data = kvs__alloc(h->ctx, bytes);
@@ -461,6 +512,57 @@ static bool fill_block(kvs__history *h, kvs__hlayer *hl, kvs__snap_block *sb, co
         kvs_store_get(h->store, h->entry, &buf, 1, NULL) == KVS_OK && take_note(h, hl, fmt, &b);
     kvs__free(h->ctx, b.data, bytes);
     return ok;
+}
+
+/* The snapshot at pos of every recurrent layer. False: one has none there, or it can't be read. */
+static bool read_snap(const kvs__history *h, const kvs__snap *s, const kvs__hsnap *to)
+{
+    for (uint32_t i = 0; i < h->n_layers; i++) {
+        const kvs__hlayer *hl = &h->layer[i];
+        if (!hl->rec) {
+            continue;
+        }
+        const kvs__snap_block *b = rec_block(s, i, to->pos);
+        if (!b || b->b.hi != to->pos) {
+            return false;
+        }
+        kvs_store_buf buf = {b->part, 0, hl->rec_bytes, to->data + hl->rec_at};
+        if (kvs_store_get(h->store, h->entry, &buf, 1, NULL) != KVS_OK) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* False: stop. */
+static bool fill_snap(kvs__history *h, const kvs__snap *s, int64_t pos)
+{
+    if (pos > (int64_t)h->from_entry || !kvs__hrec_wanted(h, pos) || kvs__hrec_find(h, pos)) {
+        return true;
+    }
+    if (h->rec_bytes > h->max_bytes || h->bytes > h->max_bytes - h->rec_bytes) {
+        return false;
+    }
+    const kvs__hsnap *snap = kvs__hrec_insert(h, pos);
+    if (snap && !read_snap(h, s, snap)) {
+        kvs__hrec_remove(h, pos);
+    }
+    return snap != NULL;
+}
+
+/* Snapshots of the entry that are wanted, from the newest on, while they have room. All layers have
+ * theirs at the same positions: those of the first one are looked through. */
+static void fill_snaps(kvs__history *h, const kvs__snap *s)
+{
+    const kvs__snap_layer *first = NULL;
+    for (uint32_t i = 0; i < h->n_layers && !first; i++) {
+        first = h->layer[i].rec ? &s->layer[i] : NULL;
+    }
+    for (uint32_t k = first ? first->n : 0; k-- > 0;) {
+        if (!fill_snap(h, s, s->blk[first->first + k].b.hi)) {
+            return;
+        }
+    }
 }
 
 void kvs__hist_fill(kvs__history *h)
@@ -480,7 +582,8 @@ void kvs__hist_fill(kvs__history *h)
             go = fill_block(h, hl, &s.blk[s.layer[i].first + k], fmt_of(hl->l, s.layer[i].dense));
         }
     }
+    fill_snaps(h, &s);
     snap_free(&s);
     kvs__history_forget(h);
-    kvs__hist_thin(h);
+    (void)kvs__hist_room(h, 0);
 }

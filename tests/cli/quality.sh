@@ -58,10 +58,14 @@ for name in ("p.svg", "t.svg"):
 run("bench", "-m", "m.gguf", "-p", "0", "-n", "4", "-d", "0,16", "--kv", "f16,q8", "--svg", "b.svg", "-q", "-r", "1")
 report("polyline" in open("b.svg").read(), "speed by depth is plotted")
 import os
-p = subprocess.run([exe, "run", "-m", "m.gguf", "--raw", "-p", "one two", "-n", "2", "--kv", "c4",
-                    "--cache-dir", "saved"], capture_output=True, text=True,
-                   env={**os.environ, "KVSTATE_NO_CACHE": "0"})
-report(p.returncode == 0 and "centred keys" in p.stderr, "centred keys are not saved, and that is said")
+def saved():
+    p = subprocess.run([exe, "run", "-m", "m.gguf", "--raw", "-p", "one two " * 12, "-n", "2", "--temp", "0", "--kv", "c4",
+                        "--cache-dir", "saved"], capture_output=True, text=True,
+                       env={**os.environ, "KVSTATE_NO_CACHE": "0"})
+    return p.stdout, p.returncode == 0 and "from disk" in p.stderr, p.stderr
+first, warm, log = saved()
+again, warm_again, log = saved()
+report(not warm and warm_again and first == again, f"centred keys are saved: {log[-120:]}")
 def refused(what, status, *args):
     p = run(*args, want=status)
     report(what in p.stderr, f"refused: {what}: {p.stderr.strip()[-120:]}")

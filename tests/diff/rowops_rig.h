@@ -73,6 +73,40 @@ typedef struct run {
 
 /* The next byte of the program, 0 past its end. */
 uint32_t byte(run *r);
+/* Runs `call` (sets st), and once more if an allocation was refused. */
+#define TWICE(call)                                                                                \
+    do {                                                                                           \
+        bool again_ = false;                                                                       \
+        st = (call);                                                                               \
+        if (after_failure(r, st, &again_)) {                                                       \
+            return 1;                                                                              \
+        }                                                                                          \
+        if (again_) {                                                                              \
+            st = (call);                                                                           \
+        }                                                                                          \
+    } while (0)
+
+static inline uint32_t pick(run *r, uint32_t n)
+{
+    return byte(r) % n;
+}
+
+/* Lengths, bytes and the pool agree with the model. */
+int verify(run *r);
+/* Was it an allocation that was refused? Then nothing may have changed. */
+int after_failure(run *r, kvs_status st, bool *again);
+/* n tokens that no row had before into row b. */
+int append_tokens(run *r, set *s, uint32_t b, uint32_t n);
+/* May a row refuse to go back to length `to`? */
+bool may_refuse(const row *m, const run *r, uint32_t to);
+/* The model's part of it. */
+void cut_row(row *m, uint32_t to);
+/* Rounds (rowops_rounds.c). */
+int op_begin(run *r, set *s);
+int op_draft(run *r, set *s);
+int op_share(run *r, set *s);
+int op_abort(run *r, set *s);
+int op_resolve(run *r, set *s);
 /* Tokens of all rows as one rectangle (rowops_rect.c). */
 int op_rect(run *r, set *s);
 /* Prints; 1. */

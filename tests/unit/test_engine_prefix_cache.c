@@ -360,12 +360,6 @@ static void test_refused(void **state)
     assert_null(pc);
     kvs_plan_free(plan);
     rig_close(&r);
-    rig_open(&r, &kinds[10], NULL);
-    o.plan = r.plan;
-    o.dir = "/nowhere";
-    assert_int_equal(kvs_prefix_cache_new(r.ctx, r.model, &o, &pc, &err), KVS_E_UNSUPPORTED);
-    assert_non_null(strstr(err.msg, "recurrent"));
-    rig_close(&r);
 }
 
 /* ---- the directory behind it */
@@ -381,7 +375,7 @@ static kvs_reuse reuse_of(const kvs_session *s)
 static void test_disk(void **state)
 {
     (void)state;
-    static const size_t which[] = {0, 3, 5, 6, 8};
+    static const size_t which[] = {0, 3, 5, 6, 8, 10};
     for (size_t i = 0; i < sizeof which / sizeof which[0]; i++) {
         char dir[] = "/tmp/kvstate-tier-XXXXXX";
         rig r;
