@@ -3,9 +3,9 @@
  *
  * A trace has one JSON object a line with "hash_ids": the blocks of a prompt in order, where an id
  * stands for a block after one prefix (Mooncake's format). Each policy meets the requests in order.
- * A block counts as a hit if it is there when its request comes. The blocks of a request are used
- * from the last to the first, since a block is of no use without those before it. The bound evicts
- * what is needed again last, which no policy can know. */
+ * A block counts as a hit if it, and all before it, are there when its request comes. As in the prefix
+ * index a block stays while one that goes on from it is there, and the blocks of a request are used
+ * from the last to the first. The bound evicts what is needed again last, which no policy can know. */
 #include <ctype.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -26,6 +26,7 @@ static const char *const policy_names[N_POLICIES] = {"lru", "cost", "density", "
 typedef struct sim_trace {
     uint32_t *block;  /* [n]: numbered densely */
     uint32_t *next;   /* [n]: place of the next use of the same block, UINT32_MAX: none */
+    uint32_t *parent; /* [n_blocks]: the block before it, a smaller number; UINT32_MAX: none */
     uint32_t *length; /* [n_requests] */
     size_t n;
     size_t cap;
@@ -41,6 +42,7 @@ static void trace_free(sim_trace *t)
 {
     free(t->block);
     free(t->next);
+    free(t->parent);
     free(t->length);
     free(t->id);
     free(t->number);
@@ -189,6 +191,34 @@ static int read_lines(sim_trace *t, FILE *in, const char *path)
     return rc;
 }
 
+/* next and parent. Where an id follows different blocks its first place counts; blocks are numbered
+ * as they come, so there are no circles. */
+static int link_blocks(sim_trace *t)
+{
+    t->next = malloc(t->n * sizeof *t->next);
+    t->parent = malloc(t->n_blocks * sizeof *t->parent);
+    uint32_t *seen = malloc(t->n_blocks * sizeof *seen);
+    if (!t->next || !t->parent || !seen) {
+        free(seen);
+        return fail(EXIT_MEMORY, "out of memory");
+    }
+    memset(seen, 0xff, t->n_blocks * sizeof *seen);
+    for (size_t i = t->n; i-- > 0;) {
+        t->next[i] = seen[t->block[i]];
+        seen[t->block[i]] = (uint32_t)i;
+    }
+    size_t at = 0;
+    for (size_t i = 0; i < t->n_requests; i++) {
+        for (uint32_t k = 0; k < t->length[i]; k++, at++) {
+            if (seen[t->block[at]] == at) {
+                t->parent[t->block[at]] = k > 0 ? t->block[at - 1] : UINT32_MAX;
+            }
+        }
+    }
+    free(seen);
+    return 0;
+}
+
 static int trace_read(sim_trace *t, const char *path)
 {
     bool standard = strcmp(path, "-") == 0;
@@ -206,19 +236,7 @@ static int trace_read(sim_trace *t, const char *path)
     if (t->n == 0 || t->n_blocks == 0) {
         return fail(EXIT_INPUT, "%s: no request names a block", path);
     }
-    t->next = malloc(t->n * sizeof *t->next);
-    uint32_t *seen = malloc(t->n_blocks * sizeof *seen);
-    if (!t->next || !seen) {
-        free(seen);
-        return fail(EXIT_MEMORY, "out of memory");
-    }
-    memset(seen, 0xff, t->n_blocks * sizeof *seen);
-    for (size_t i = t->n; i-- > 0;) {
-        t->next[i] = seen[t->block[i]];
-        seen[t->block[i]] = (uint32_t)i;
-    }
-    free(seen);
-    return 0;
+    return link_blocks(t);
 }
 
 /* -- one policy at one capacity */
@@ -226,11 +244,10 @@ static int trace_read(sim_trace *t, const char *path)
 typedef struct sim {
     const sim_trace *t;
     kvs_retain *r;
-    kvs_retain_id *id; /* [n_blocks], 0: not there */
-    uint8_t *depth;    /* [n_blocks]: turns of the conversation so far, 0: never seen */
-    size_t at;         /* of the use that is being told */
+    kvs_retain_id *id;  /* [n_blocks], 0: not there */
+    uint32_t *children; /* [n_blocks]: there */
+    size_t at;          /* of the use that is being told */
     uint64_t hits;
-    uint64_t prefix_hits; /* of those, with all blocks before them */
 } sim;
 
 /* What is needed again last goes first. */
@@ -242,20 +259,36 @@ static double next_use(void *user, const kvs_retain_info *info)
 }
 
 /* What an engine knows when it stores blocks: which one is the last (probably partial), whether the
- * prompt goes on an earlier one, whether it is long. */
-static uint32_t hint_of(uint32_t k, uint32_t length, uint32_t turn)
+ * prompt begins like an earlier one, and how much of it was never seen. */
+static uint32_t hint_of(uint32_t k, uint32_t length, uint32_t known)
 {
-    return (k + 1 == length ? 1u : 0u) | (turn > 1 ? 2u : 0u) | (length > 32 ? 4u : 0u);
+    uint32_t fresh = length - known;
+    return (k + 1 == length ? 1u : 0u) | (known > 1 ? 2u : 0u) |
+           (fresh > 32 ? 8u : (fresh > 8 ? 4u : 0u));
 }
 
-static uint32_t turn_of(const sim *s, const uint32_t *block, uint32_t length)
+/* Blocks from the first that the policy has or remembers. */
+static uint32_t known_of(const sim *s, const uint32_t *block, uint32_t length)
 {
-    for (uint32_t k = length; k-- > 1;) {
-        if (s->depth[block[k]] > 0) {
-            return s->depth[block[k]] < UINT8_MAX ? s->depth[block[k]] + 1u : UINT8_MAX;
-        }
+    uint32_t k = 0;
+    while (k < length && kvs_retain_knows(s->r, block[k] + UINT64_C(1)) >= KVS_OK) {
+        k++;
     }
-    return 1;
+    return k;
+}
+
+/* The block came or went: its parent is pinned while it has children that are there. */
+static void count_child(sim *s, uint32_t block, bool came)
+{
+    uint32_t parent = s->t->parent[block];
+    if (parent == UINT32_MAX) {
+        return;
+    }
+    bool first = s->children[parent] == (came ? 0u : 1u);
+    s->children[parent] += came ? 1u : UINT32_MAX;
+    if (first && s->id[parent]) {
+        (void)(came ? kvs_retain_pin : kvs_retain_unpin)(s->r, s->id[parent]);
+    }
 }
 
 static kvs_status touch(sim *s, uint32_t block, uint32_t hint, uint32_t capacity, kvs_err *err)
@@ -273,6 +306,10 @@ static kvs_status touch(sim *s, uint32_t block, uint32_t hint, uint32_t capacity
     if (rc != KVS_OK) {
         return rc;
     }
+    if (s->children[block] > 0) {
+        (void)kvs_retain_pin(s->r, s->id[block]);
+    }
+    count_child(s, block, true);
     (void)kvs_retain_get_stats(s->r, &st);
     if (st.items > capacity) {
         kvs_retain_info info = KVS_RETAIN_INFO_INIT;
@@ -281,6 +318,7 @@ static kvs_status touch(sim *s, uint32_t block, uint32_t hint, uint32_t capacity
         (void)kvs_retain_get_info(s->r, victim, &info);
         (void)kvs_retain_drop(s->r, victim, KVS_RETAIN_EVICTED);
         s->id[info.key - 1] = 0;
+        count_child(s, (uint32_t)(info.key - 1), false);
     }
     return KVS_OK;
 }
@@ -288,45 +326,39 @@ static kvs_status touch(sim *s, uint32_t block, uint32_t hint, uint32_t capacity
 static kvs_status request(sim *s, size_t begin, uint32_t length, uint32_t capacity, kvs_err *err)
 {
     const uint32_t *block = s->t->block + begin;
-    uint32_t turn = turn_of(s, block, length);
-    bool whole = true;
-    for (uint32_t k = 0; k < length; k++) {
-        bool hit = s->id[block[k]] != 0;
-        whole = whole && hit;
-        s->hits += hit;
-        s->prefix_hits += whole;
+    uint32_t known = known_of(s, block, length);
+    uint32_t there = 0;
+    while (there < length && s->id[block[there]]) {
+        there++;
     }
+    s->hits += there;
     kvs_status rc = KVS_OK;
-    for (uint32_t pass = 0; pass < 2; pass++) { /* those that are there first: they can't go then */
-        for (uint32_t k = length; rc == KVS_OK && k-- > 0;) {
-            bool there = s->depth[block[k]] > 0 && s->id[block[k]] != 0;
-            s->at = begin + k;
-            if (there == (pass == 0)) {
-                rc = touch(s, block[k], hint_of(k, length, turn), capacity, err);
-            }
-        }
+    for (uint32_t k = there; rc == KVS_OK && k-- > 0;) { /* first: they can't go then */
+        s->at = begin + k;
+        rc = touch(s, block[k], hint_of(k, length, known), capacity, err);
     }
-    for (uint32_t k = 0; k < length; k++) {
-        s->depth[block[k]] = (uint8_t)turn;
+    for (uint32_t k = length; rc == KVS_OK && k-- > there;) {
+        s->at = begin + k;
+        rc = touch(s, block[k], hint_of(k, length, known), capacity, err);
     }
     return rc;
 }
 
 static int run_policy(const sim_trace *t, kvs_ctx *ctx, uint32_t policy, uint32_t capacity,
-                      double rate[2])
+                      double *rate)
 {
     static const kvs_retain_policy which[N_POLICIES] = {KVS_RETAIN_LRU, KVS_RETAIN_COST,
                                                         KVS_RETAIN_DENSITY, KVS_RETAIN_CUSTOM};
     kvs_retain_opts o = KVS_RETAIN_OPTS_INIT;
     kvs_err err = {KVS_OK, 0, "", ""};
-    sim s = {t, NULL, NULL, NULL, 0, 0, 0};
+    sim s = {t, NULL, NULL, NULL, 0, 0};
     size_t n = t->n_blocks > 0 ? t->n_blocks : 1;
     s.id = calloc(n, sizeof *s.id);
-    s.depth = calloc(n, sizeof *s.depth);
+    s.children = calloc(n, sizeof *s.children);
     o.policy = which[policy];
     o.score = next_use;
     o.user = &s;
-    kvs_status st = s.id && s.depth ? kvs_retain_new(ctx, &o, &s.r, &err) : KVS_E_NOMEM;
+    kvs_status st = s.id && s.children ? kvs_retain_new(ctx, &o, &s.r, &err) : KVS_E_NOMEM;
     size_t at = 0;
     int rc = 0;
     for (size_t i = 0; st == KVS_OK && i < t->n_requests; i++) {
@@ -337,11 +369,10 @@ static int run_policy(const sim_trace *t, kvs_ctx *ctx, uint32_t policy, uint32_
             break;
         }
     }
-    rate[0] = (double)s.hits / (double)t->n;
-    rate[1] = (double)s.prefix_hits / (double)t->n;
+    *rate = (double)s.hits / (double)t->n;
     kvs_retain_free(s.r);
     free(s.id);
-    free(s.depth);
+    free(s.children);
     return st == KVS_OK ? rc : fail_err(EXIT_FAILED, st, &err, NULL);
 }
 
@@ -350,7 +381,7 @@ static int run_policy(const sim_trace *t, kvs_ctx *ctx, uint32_t policy, uint32_
 typedef struct result {
     uint32_t caps[MAX_CAPS];
     uint32_t n_caps;
-    double rate[N_POLICIES][MAX_CAPS][2];
+    double rate[N_POLICIES][MAX_CAPS];
 } result;
 
 static int read_caps(const char *text, result *r)
@@ -382,13 +413,11 @@ static void print_json(const sim_trace *t, const result *r, const char *path)
     }
     (void)fputs("]", stdout);
     for (uint32_t p = 0; p < N_POLICIES; p++) {
-        for (uint32_t kind = 0; kind < 2; kind++) {
-            (void)printf(",\"%s%s\":[", policy_names[p], kind ? "_prefix" : "");
-            for (uint32_t c = 0; c < r->n_caps; c++) {
-                (void)printf("%s%.6f", c ? "," : "", r->rate[p][c][kind]);
-            }
-            (void)fputs("]", stdout);
+        (void)printf(",\"%s\":[", policy_names[p]);
+        for (uint32_t c = 0; c < r->n_caps; c++) {
+            (void)printf("%s%.6f", c ? "," : "", r->rate[p][c]);
         }
+        (void)fputs("]", stdout);
     }
     (void)puts("}");
 }
@@ -398,16 +427,16 @@ static void print_table(const sim_trace *t, const result *r)
     (void)printf("%zu requests, %zu blocks, %u of them distinct; at best %.2f %% could be hit\n",
                  t->n_requests, t->n, t->n_blocks,
                  100.0 * (1.0 - (double)t->n_blocks / (double)t->n));
-    (void)puts("hits in percent of all blocks (behind the slash: with all blocks before them)\n");
+    (void)puts("hits in percent of all blocks\n");
     (void)printf("%9s", "capacity");
     for (uint32_t p = 0; p < N_POLICIES; p++) {
-        (void)printf("  %13s", policy_names[p]);
+        (void)printf("  %7s", policy_names[p]);
     }
     (void)puts("");
     for (uint32_t c = 0; c < r->n_caps; c++) {
         (void)printf("%9u", r->caps[c]);
         for (uint32_t p = 0; p < N_POLICIES; p++) {
-            (void)printf("  %5.2f / %5.2f", 100.0 * r->rate[p][c][0], 100.0 * r->rate[p][c][1]);
+            (void)printf("  %7.2f", 100.0 * r->rate[p][c]);
         }
         (void)puts("");
     }
@@ -421,7 +450,7 @@ static int plot(const result *r, const char *path)
     for (uint32_t p = 0; p < N_POLICIES; p++) {
         for (uint32_t c = 0; c < r->n_caps; c++) {
             x[c] = (double)r->caps[c];
-            y[p][c] = 100.0 * r->rate[p][c][0];
+            y[p][c] = 100.0 * r->rate[p][c];
         }
         series[p] = (svg_series){policy_names[p], SVG_LINES, r->n_caps, x, y[p], NULL};
     }
@@ -433,14 +462,14 @@ static int plot(const result *r, const char *path)
 int cmd_cache_simulate(settings *s, const char *path)
 {
     static result r;
-    sim_trace t = {NULL, NULL, NULL, 0, 0, 0, 0, 0, NULL, NULL, 0};
+    sim_trace t = {NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, NULL, NULL, 0};
     kvs_ctx *ctx = NULL;
     int rc = read_caps(s->blocks, &r);
     rc = rc == 0 ? trace_read(&t, path) : rc;
     rc = rc == 0 ? make_ctx(s, &ctx) : rc;
     for (uint32_t p = 0; rc == 0 && p < N_POLICIES; p++) {
         for (uint32_t c = 0; rc == 0 && c < r.n_caps; c++) {
-            rc = run_policy(&t, ctx, p, r.caps[c], r.rate[p][c]);
+            rc = run_policy(&t, ctx, p, r.caps[c], &r.rate[p][c]);
         }
     }
     if (rc == 0 && s->json) {

@@ -28,4 +28,10 @@ if(TARGET kvstate_app OR (KVS_ENGINE AND NOT CMAKE_CROSSCOMPILING))
   add_test(NAME cli_cache COMMAND ${PROJECT_SOURCE_DIR}/tests/cli/cache.sh $<TARGET_FILE:kvstate_app>
     ${PROJECT_SOURCE_DIR}/tests/fuzz/corpus/store ${PROJECT_SOURCE_DIR}/tests/cli/trace.jsonl)
   set_tests_properties(cli_cache PROPERTIES LABELS quick TIMEOUT 120)
+  set(KVS_TRACE "" CACHE FILEPATH "Mooncake's conversation trace, for the test cli_retention")
+  if(KVS_PYTHON3)
+    add_test(NAME cli_retention COMMAND ${KVS_PYTHON3} ${PROJECT_SOURCE_DIR}/tests/cli/retention.py
+      $<TARGET_FILE:kvstate_app> ${KVS_TRACE})
+    set_tests_properties(cli_retention PROPERTIES LABELS quick TIMEOUT 120)
+  endif()
 endif()

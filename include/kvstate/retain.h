@@ -21,7 +21,7 @@ extern "C" {
 typedef enum kvs_retain_policy {
     /* Hit density: how soon, and how surely, an item of its class and age has been asked for again is
      * learned while it runs, also from items that went long ago (ghosts); the one that promises least
-     * per byte and time goes. Nothing learned: LRU. */
+     * per byte and time goes. Nothing learned: LRU. Classes: kind, uses, hint, last gap, cost / bytes. */
     KVS_RETAIN_DENSITY = 0,
     KVS_RETAIN_LRU = 1,
     /* GreedyDual: priority = age + cost * uses / max(1, bytes) at each use, the least goes, of equals
@@ -82,9 +82,10 @@ typedef struct kvs_retain_item {
     size_t struct_size;
     uint64_t key; /* the same for the same content whenever it comes: how ghosts are known again */
     uint64_t bytes;
-    uint64_t cost;     /* what a hit saves, in any unit */
-    uint32_t kind;     /* 0..31: kinds live differently and are learned apart */
-    uint32_t hint;     /* 0..15: what else tells items with different futures apart */
+    uint64_t cost; /* what a hit saves, in any unit */
+    uint32_t kind; /* 0..31: kinds live differently and are learned apart */
+    uint32_t hint; /* 0..15: what else tells items with different futures apart; once an item has
+                          been used again, only whether it is above 3 */
     uint32_t priority; /* 0..KVS_RETAIN_PRIORITIES - 1 */
     uint32_t reserved; /* 0 */
     uint64_t until;    /* clock at which the priority ends; 0: never */
@@ -101,6 +102,9 @@ KVS_API kvs_status kvs_retain_admit(const kvs_retain *r, uint64_t bytes);
  * of this key is there; KVS_E_NOMEM. Nothing changes then. */
 KVS_API kvs_status kvs_retain_add(kvs_retain *r, const kvs_retain_item *item, kvs_retain_id *out,
                                   kvs_err *err);
+/* KVS_OK: the item of this key is there; KVS_NO: it went and is remembered; KVS_E_NOTFOUND. A caller
+ * learns from it how much of a request was never seen, which tells items apart well (hint). */
+KVS_API kvs_status kvs_retain_knows(const kvs_retain *r, uint64_t key);
 /* KVS_E_NOTFOUND: no such item, here and below. cost and hint replace what was said before. */
 KVS_API kvs_status kvs_retain_use(kvs_retain *r, kvs_retain_id id, uint64_t cost, uint32_t hint);
 /* Another size; KVS_E_LIMIT as for add. */

@@ -14,8 +14,13 @@ typedef struct publication {
     const kvs_prefix_publish_opts *o;
     kvs__node *at; /* held */
     uint32_t n_new;
-    uint64_t known;
+    uint64_t known; /* tokens found in the tree */
+    uint64_t seen;  /* those and the ones behind them that went and are remembered */
 } publication;
+
+/* Of what was never seen: more than a message, more than a long document. */
+#define FRESH_SOME 4096u
+#define FRESH_MUCH 16384u
 
 /* -- what of a cache's block is kept */
 
@@ -76,12 +81,31 @@ static size_t lacking(const publication *p, kvs__node *node, uint32_t block, boo
     return bytes;
 }
 
-/* What tells blocks with different futures apart (retain.h). */
+/* From the node where the first new one will hang. */
+static uint64_t seen_of(const publication *p)
+{
+    const kvs_prefix *ix = p->ix;
+    const kvs_prefix_key *key = p->key;
+    uint64_t mix[2] = {p->at->hash, 0};
+    uint64_t seen = p->known;
+    while (key->n_ids - seen >= ix->block) {
+        kvs__xxh3_128(key->ids + seen, ix->block * sizeof *key->ids, mix[0] + ix->block, mix);
+        if (kvs_retain_knows(ix->retain, mix[0]) < KVS_OK) {
+            break;
+        }
+        seen += ix->block;
+    }
+    return seen;
+}
+
+/* What tells blocks with different futures apart (retain.h): the last one is probably partial; a
+ * prompt that begins like an earlier one goes on more often, one with much new text less often. */
 static uint32_t hint_of(const publication *p, uint32_t n)
 {
-    bool long_one = p->key->n_ids > (uint64_t)32 * p->ix->block;
-    return (n < p->ix->block ? 1u : 0u) | (p->known > p->ix->block ? 2u : 0u) |
-           (long_one ? 4u : 0u);
+    uint64_t seen = p->seen > p->known ? p->seen : p->known;
+    uint64_t fresh = p->key->n_ids - seen;
+    return (n < p->ix->block ? 1u : 0u) | (seen > p->ix->block ? 2u : 0u) |
+           (fresh > FRESH_MUCH ? 8u : (fresh > FRESH_SOME ? 4u : 0u));
 }
 
 /* -- nodes */
@@ -180,6 +204,7 @@ static kvs_status add_node(publication *p, uint32_t block, const int32_t *ids, u
 {
     kvs_prefix *ix = p->ix;
     size_t bytes = kvs__node_bytes(ix) + lacking(p, NULL, block, false, false);
+    p->seen = p->n_new > 0 ? p->seen : seen_of(p);
     kvs_status st = kvs__prefix_room(ix, bytes, err);
     if (st != KVS_OK) {
         return st;
@@ -505,7 +530,7 @@ kvs_status kvs_prefix_publish(kvs_prefix *ix, const kvs_prefix_key *key, const k
     if (st != KVS_OK) {
         return st;
     }
-    publication p = {ix, key, cache, &o, NULL, 0, 0};
+    publication p = {ix, key, cache, &o, NULL, 0, 0, 0};
     st = key->n_ids > 0 || ix->o.max_bytes ? check_size(&p, err) : KVS_OK;
     kvs__node *root = NULL;
     if (st == KVS_OK) {

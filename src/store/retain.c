@@ -372,6 +372,15 @@ kvs_status kvs_retain_add(kvs_retain *r, const kvs_retain_item *item, kvs_retain
     return KVS_OK;
 }
 
+kvs_status kvs_retain_knows(const kvs_retain *r, uint64_t key)
+{
+    uint32_t i = r ? find_key(r, key) : KVS__NONE;
+    if (i == KVS__NONE) {
+        return r ? KVS_E_NOTFOUND : KVS_E_INVAL;
+    }
+    return r->item[i].state == KVS__LIVE ? KVS_OK : KVS_NO;
+}
+
 kvs_status kvs_retain_use(kvs_retain *r, kvs_retain_id id, uint64_t cost, uint32_t hint)
 {
     kvs__item *x = of_id(r, id);

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /* retain_density.c: evict what promises the fewest hits per byte and time.
  *
- * Time is counted in uses. Items of a class (kind, how often used, hint or the last gap, cost per
- * byte) are taken to be asked for again alike. For class c and age bucket b (quarter octaves) are
+ * Time is counted in uses. Items of a class (kind, how often used, hint, the last gap, cost per byte)
+ * are taken to be asked for again alike. For class c and age bucket b (quarter octaves) are
  * counted: at_risk, the items that reached the bucket without being used, and reused, those used in
  * it; ghosts count as well, so that what is learned of old ages does not depend on what was kept.
- * hazard = reused / at_risk, drawn towards that of all classes where little was seen, and all of
- * them towards one that falls with age (so that a beginner is an LRU). The worth of a cell is the
+ * Both are smoothed over neighbouring ages: the best of many noisy horizons is mostly noise.
+ * hazard = reused / at_risk, drawn where little was seen towards that of the class's family (the
+ * same kind and uses), that towards the one of all, and this towards one that falls with age (so
+ * that a beginner is an LRU). The worth of a cell is the
  * Gittins index: the best over horizons of hits expected per time held,
  *     max over e >= b of  sum(S_k h_k) / sum(S_k w_k (1 - h_k / 2)),  S_b = 1, S_k+1 = S_k (1 - h_k)
  * with the bucket's width w, times the class's cost per byte. Cells are ranked anew every PERIOD
@@ -19,16 +21,18 @@
 
 #include "store/retain_priv.h"
 
-#define CLASSES 48u
+#define CLASSES 64u
 #define BUCKETS 64u
 #define CELLS   (CLASSES * BUCKETS)
 #define WORDS   ((CELLS + 63) / 64)
 #define SWEEP   32u
 #define PERIOD  1024u
 /* Faded so that about the last 100 periods count. Mooncake trace: 0.95..1 are within 0.3 points. */
-#define FADE        0.99
-#define CLASS_PRIOR 20.0 /* items seen until a class is believed half */
-#define ALL_PRIOR   10.0
+#define FADE      0.99
+#define PRIOR     20.0 /* items seen until a class, or a family, is believed half */
+#define ALL_PRIOR 10.0
+/* Times that [1 2 1] / 4 is applied: +-1.4 buckets. Mooncake trace at 3k blocks: 0.3 points. */
+#define SMOOTHINGS 4
 /* Hazard of a bucket before anything is known; buckets grow, so it falls with age. 0.1 keeps a large
  * cache from trusting old ages: 0.5 points below LRU at 50k blocks of the Mooncake trace. */
 #define FIRST_GUESS 0.01
@@ -139,6 +143,12 @@ void kvs__density_link(kvs_retain *r, uint32_t i)
 
 /* -- ranking */
 
+/* Kind and uses of a class (key_of). */
+static uint32_t family_of(uint32_t key)
+{
+    return (key - 1) / (16 * 128);
+}
+
 static int by_worth(const void *a, const void *b)
 {
     const double *x = *(const double *const *)a;
@@ -149,12 +159,52 @@ static int by_worth(const void *a, const void *b)
     return x < y ? -1 : 1; /* cells in order: the same everywhere */
 }
 
-static void value_class(struct kvs__density *d, uint32_t c, const double *common)
+/* What was counted of one class or of several, by age. */
+typedef struct tally {
+    double reused[BUCKETS];
+    double at_risk[BUCKETS];
+} tally;
+
+static void smooth(double *v)
 {
-    double hazard[BUCKETS];
+    for (int n = 0; n < SMOOTHINGS; n++) {
+        double before = v[0];
+        for (uint32_t b = 0; b < BUCKETS; b++) {
+            double here = v[b];
+            double after = b + 1 < BUCKETS ? v[b + 1] : here;
+            v[b] = 0.25 * before + 0.5 * here + 0.25 * after;
+            before = here;
+        }
+    }
+}
+
+static void count_class(tally *t, const struct kvs__density *d, uint32_t c)
+{
     for (uint32_t b = 0; b < BUCKETS; b++) {
-        double h = (d->reused[c][b] + CLASS_PRIOR * common[b]) / (d->at_risk[c][b] + CLASS_PRIOR);
-        hazard[b] = h < 0.95 ? h : 0.95;
+        t->reused[b] += d->reused[c][b];
+        t->at_risk[b] += d->at_risk[c][b];
+    }
+}
+
+/* hazard: of a wider group on entry, of the tally's on return. */
+static void draw_hazard(tally *t, double *hazard)
+{
+    smooth(t->reused);
+    smooth(t->at_risk);
+    for (uint32_t b = 0; b < BUCKETS; b++) {
+        hazard[b] = (t->reused[b] + PRIOR * hazard[b]) / (t->at_risk[b] + PRIOR);
+    }
+}
+
+static void value_class(struct kvs__density *d, uint32_t c, const double *family)
+{
+    tally t = {{0}, {0}};
+    double hazard[BUCKETS];
+    memcpy(hazard, family, sizeof hazard);
+    count_class(&t, d, c);
+    draw_hazard(&t, hazard);
+    for (uint32_t b = 0; b < BUCKETS; b++) {
+        hazard[b] = hazard[b] < 0.95 ? hazard[b] : 0.95;
     }
     for (uint32_t b = 0; b < BUCKETS; b++) {
         double alive = 1.0;
@@ -172,27 +222,59 @@ static void value_class(struct kvs__density *d, uint32_t c, const double *common
     }
 }
 
-static void rank(struct kvs__density *d)
+/* The family of class `first`, if that is the first of it. */
+static void value_family(struct kvs__density *d, uint32_t first, const double *common)
 {
-    double common[BUCKETS];
-    for (uint32_t b = 0; b < BUCKETS; b++) {
-        double reused = ALL_PRIOR * FIRST_GUESS;
-        double at_risk = ALL_PRIOR;
-        for (uint32_t c = 0; c < d->n_classes; c++) {
-            reused += d->reused[c][b];
-            at_risk += d->at_risk[c][b];
+    tally t = {{0}, {0}};
+    double hazard[BUCKETS];
+    uint32_t family = family_of(d->class_key[first]);
+    for (uint32_t c = 0; c < first; c++) {
+        if (family_of(d->class_key[c]) == family) {
+            return;
         }
-        common[b] = reused / at_risk;
     }
-    const double *order[CELLS];
-    for (uint32_t c = 0; c < CLASSES && c <= d->n_classes; c++) {
-        value_class(d, c, common);
+    for (uint32_t c = first; c < d->n_classes; c++) {
+        if (family_of(d->class_key[c]) == family) {
+            count_class(&t, d, c);
+        }
     }
-    for (uint32_t c = d->n_classes + 1; c < CLASSES;
-         c++) { /* as the first that nothing is known of */
+    memcpy(hazard, common, sizeof hazard);
+    draw_hazard(&t, hazard);
+    for (uint32_t c = first; c < d->n_classes; c++) {
+        if (family_of(d->class_key[c]) == family) {
+            value_class(d, c, hazard);
+        }
+    }
+}
+
+static void value_all(struct kvs__density *d)
+{
+    tally all = {{0}, {0}};
+    double common[BUCKETS];
+    for (uint32_t c = 0; c < d->n_classes; c++) {
+        count_class(&all, d, c);
+    }
+    smooth(all.reused);
+    smooth(all.at_risk);
+    for (uint32_t b = 0; b < BUCKETS; b++) {
+        common[b] = (all.reused[b] + ALL_PRIOR * FIRST_GUESS) / (all.at_risk[b] + ALL_PRIOR);
+    }
+    for (uint32_t c = 0; c < d->n_classes; c++) {
+        value_family(d, c, common);
+    }
+    if (d->n_classes < CLASSES) { /* nothing is known of the others: all like the first of them */
+        value_class(d, d->n_classes, common);
+    }
+    for (uint32_t c = d->n_classes + 1; c < CLASSES; c++) {
         memcpy(d->worth + c * BUCKETS, d->worth + d->n_classes * BUCKETS,
                BUCKETS * sizeof *d->worth);
     }
+}
+
+static void rank(struct kvs__density *d)
+{
+    const double *order[CELLS];
+    value_all(d);
     for (uint32_t i = 0; i < CELLS; i++) {
         order[i] = &d->worth[i];
     }
@@ -274,14 +356,14 @@ static uint32_t ratio_of(const kvs__item *x)
     return level;
 }
 
-/* The last gap in three: up to 2^12 uses, 2^14, more. The hint tells first uses apart alone: later
- * the gap says more (Mooncake trace). */
+/* First uses are told apart by their hint. Later the last gap says more: up to 2^12 uses, 2^14, more
+ * (Mooncake trace); of the hint there is left whether it is above 3. */
 static uint32_t key_of(const kvs__item *x)
 {
     uint32_t uses = x->uses < 4 ? x->uses : 4;
     uint32_t more = x->hint;
     if (uses > 1) {
-        more = (x->gap > 24 ? 1u : 0u) + (x->gap > 32 ? 1u : 0u);
+        more = (x->gap > 24 ? 1u : 0u) + (x->gap > 32 ? 1u : 0u) + (x->hint > 3 ? 3u : 0u);
     }
     if (x->uses > 24) {
         uses = 5; /* what everybody uses would spoil what is learned of the others */

@@ -108,7 +108,7 @@ expect "a limit forgets" 0 "1 entries forgotten\|0 entries forgotten" cache gc -
 
 # traces: 16 uses of 9 blocks
 trace=$3
-expect "simulate" 0 "^ *9 *43.75 / 43.75 *43.75 / 43.75 *43.75 / 43.75 *43.75 / 43.75" "$kvstate" cache simulate "$trace" --blocks 9,4
+expect "simulate" 0 "^ *9 *43.75 *43.75 *43.75 *43.75" "$kvstate" cache simulate "$trace" --blocks 9,4
 expect "simulate from standard input, as JSON" 0 '"requests":4,"uses":16,"blocks":9,"ideal":0.437500,"capacity":.9.,"lru":.0.437500.' \
     sh -c "'$kvstate' cache simulate - --json --blocks 9 <'$trace'"
 expect "a plot" 0 "" "$kvstate" cache simulate "$trace" --blocks 1,2,3,4,6,9 --svg plot.svg

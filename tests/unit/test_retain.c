@@ -243,6 +243,10 @@ static void ghosts(void **state)
     }
     (void)kvs_retain_get_stats(r, &st);
     assert_int_equal(st.ghosts, 10);
+    assert_int_equal(kvs_retain_knows(r, 99), KVS_NO); /* the last ten: 90 to 99 */
+    assert_int_equal(kvs_retain_knows(r, 90), KVS_NO);
+    assert_int_equal(kvs_retain_knows(r, 89), KVS_E_NOTFOUND);
+    assert_int_equal(kvs_retain_knows(NULL, 1), KVS_E_INVAL);
     size_t live = rig_live(ctx);
     for (uint64_t i = 0; i < 100000; i++) {
         kvs_retain_id id = add(r, i % 900, 1, 1);
@@ -252,11 +256,93 @@ static void ghosts(void **state)
     kvs_retain_id id = add(r, 99999 % 900, 1, 1);
     assert_int_equal(kvs_retain_get_info(r, id, &info), KVS_OK);
     assert_int_equal(info.uses, 2);
+    assert_int_equal(kvs_retain_knows(r, 99999 % 900), KVS_OK);
     assert_int_equal(kvs_retain_drop(r, id, KVS_RETAIN_FORGOTTEN), KVS_OK);
+    assert_int_equal(kvs_retain_knows(r, 99999 % 900), KVS_E_NOTFOUND);
     id = add(r, 99999 % 900, 1, 1);
     assert_int_equal(kvs_retain_get_info(r, id, &info), KVS_OK);
     assert_int_equal(info.uses, 1);
     kvs_retain_free(r);
+    kvs_ctx_free(ctx);
+}
+
+/* More kinds, hints and costs than there are classes: they share some, and all items come out. */
+static void many_classes(void **state)
+{
+    (void)state;
+    enum { N = 4096 };
+    kvs_ctx *ctx = rig_ctx(1, 0);
+    size_t before = rig_live(ctx);
+    kvs_retain *r = new_retain(ctx, KVS_RETAIN_DENSITY, 0);
+    uint64_t seed = 7;
+    kvs_retain_id id[N];
+    for (uint32_t i = 0; i < N; i++) {
+        kvs_retain_item item = KVS_RETAIN_ITEM_INIT;
+        item.key = i + 1;
+        item.bytes = 1 + draw(&seed) % 1000;
+        item.cost = draw(&seed) % 1000000;
+        item.kind = (uint32_t)(draw(&seed) % 32);
+        item.hint = (uint32_t)(draw(&seed) % 16);
+        assert_int_equal(kvs_retain_add(r, &item, &id[i], NULL), KVS_OK);
+        for (uint64_t n = draw(&seed) % 4; n > 0; n--) {
+            uint32_t hint = (uint32_t)(draw(&seed) % 16);
+            kvs_retain_id any = id[draw(&seed) % (i + 1)];
+            assert_int_equal(kvs_retain_use(r, any, draw(&seed) % 1000000, hint), KVS_OK);
+        }
+    }
+    for (uint32_t left = N; left > 0; left--) {
+        kvs_retain_id v = 0;
+        assert_int_equal(kvs_retain_choose(r, &v), KVS_OK);
+        assert_int_equal(kvs_retain_drop(r, v, left % 2), KVS_OK);
+    }
+    kvs_retain_stats st = KVS_RETAIN_STATS_INIT;
+    (void)kvs_retain_get_stats(r, &st);
+    assert_true(st.items == 0 && st.bytes == 0 && st.ghosts == N / 2);
+    kvs_retain_id none = 0;
+    assert_int_equal(kvs_retain_choose(r, &none), KVS_NO);
+    kvs_retain_free(r);
+    assert_true(rig_live(ctx) == before);
+    kvs_ctx_free(ctx);
+}
+
+/* Of first uses, and of later ones, those whose hint never led to another use go first. */
+static void hints_tell_apart(void **state)
+{
+    (void)state;
+    kvs_ctx *ctx = rig_ctx(1, 0);
+    for (uint32_t later = 0; later < 2; later++) {
+        kvs_retain *r = new_retain(ctx, KVS_RETAIN_DENSITY, 0);
+        kvs_retain_id id[600];
+        kvs_retain_info info = KVS_RETAIN_INFO_INIT;
+        memset(id, 0, sizeof id);
+        for (uint64_t i = 0; i < 40000; i++) { /* every other one comes once more, 500 later */
+            kvs_retain_item item = KVS_RETAIN_ITEM_INIT;
+            kvs_retain_id *slot = &id[i % 600];
+            uint32_t hint = i % 2 ? 8 : 2;
+            if (*slot) {
+                (void)kvs_retain_drop(r, *slot, KVS_RETAIN_EVICTED);
+            }
+            item.key = i + 1;
+            item.bytes = 1;
+            item.cost = 1;
+            item.hint = hint;
+            assert_int_equal(kvs_retain_add(r, &item, slot, NULL), KVS_OK);
+            if (later) {
+                assert_int_equal(kvs_retain_use(r, *slot, 1, hint), KVS_OK);
+            }
+            if (i >= 500 && i % 2 == 0) {
+                assert_int_equal(kvs_retain_use(r, id[(i - 500) % 600], 1, hint), KVS_OK);
+            }
+        }
+        for (int n = 0; n < 200; n++) {
+            kvs_retain_id v = 0;
+            assert_int_equal(kvs_retain_choose(r, &v), KVS_OK);
+            assert_int_equal(kvs_retain_get_info(r, v, &info), KVS_OK);
+            assert_true(info.hint == 8 || info.uses == later + 2);
+            assert_int_equal(kvs_retain_drop(r, v, KVS_RETAIN_FORGOTTEN), KVS_OK);
+        }
+        kvs_retain_free(r);
+    }
     kvs_ctx_free(ctx);
 }
 
@@ -413,6 +499,8 @@ int main(void)
         cmocka_unit_test(naive_models),
         cmocka_unit_test(custom_and_errors),
         cmocka_unit_test(ghosts),
+        cmocka_unit_test(many_classes),
+        cmocka_unit_test(hints_tell_apart),
         cmocka_unit_test(failing_allocations),
         cmocka_unit_test(density_is_no_worse_than_lru),
     };
