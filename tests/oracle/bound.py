@@ -7,13 +7,15 @@ With u = 2^-24, weights w_j and output o, to first order an output element may b
 c and d of the exp and of what else a weight goes through, n the longest path of additions. Weights
 below e^-86.5, the least that the library's exp tells from 0 (MLX's: e^-88), may be lost. Worst
 cases grow with n; errors that do not conspire grow with its root, so root-mean-square errors are
-held against the same form with roots and squares.
+held against the same form with roots and squares. Below 2^-126 floats are 2^-149 apart whatever
+their size: each addition, and the division, may be off by half of that besides.
 """
 
 import numpy as np
 
 U = 2.0**-24
 LOST = 2.8e-38  # e^-86.5
+LEAST = 2.0**-150  # half of the least float
 
 
 def reference(q, k, v, scale, see, sinks=None):
@@ -46,8 +48,10 @@ def judge(y, parts, fixed_u, slope, n_sum, dim):
         size = np.abs(o[h])
         lost = LOST * np.abs(v[h]).sum(0)
         bound = np.einsum("lnd,ln->ld", away, e) + n_sum * U * (mag + size) + 2 * U * size + lost
+        bound += (n_sum + 2) * LEAST
         square = np.einsum("lnd,ln->ld", away**2, e2)
         square += n_sum * U**2 * (mag**2 + size**2) + (2 * U * size) ** 2 + lost**2
+        square += (n_sum + 2) * LEAST**2
         error = np.abs(y[h].astype(np.float64) - o[h])
         ratio = float((error / np.maximum(bound, 1e-300)).max())
         worst = worst if ratio <= worst else ratio  # a NaN stays
