@@ -26,17 +26,6 @@ static kvs_status check_opts(const kvs_model *model, const kvs_prefix_cache_opts
     return kvs__net_check_plan(&model->net, o->plan, err);
 }
 
-/* Each plane of each recurrent layer, to a multiple of 8 bytes. */
-static size_t snapshot_bytes(const kvs_plan *plan)
-{
-    size_t sum = 0;
-    for (uint32_t i = 0; i < kvs_plan_n_layers(plan); i++) {
-        const kvs_layer_spec *s = kvs_plan_layer(plan, i);
-        sum += s->kind == KVS_LAYER_RECURRENT ? kvs__share_layer_bytes(s->recurrent) : 0;
-    }
-    return sum;
-}
-
 /* The index keeps to what a snapshot's memory leaves. */
 static size_t index_limit(const kvs_prefix_cache *c, size_t max_bytes)
 {
@@ -52,6 +41,11 @@ static kvs_status make_index(kvs_prefix_cache *c, const kvs_prefix_cache_opts *o
     co.layers = kvs_plan_layer(o->plan, 0);
     co.pages = c->pages;
     kvs_status st = kvs_cache_new(c->ctx, &co, &like, err);
+    c->blob_bytes = kvs_recurrent_snapshot_bytes(like);
+    if (c->blob_bytes > 0) {
+        c->blob = kvs__calloc(c->ctx, 1, c->blob_bytes);
+        st = c->blob ? st : kvs__nomem(err, "engine", c->blob_bytes);
+    }
     io.policy = o->policy;
     io.max_bytes = index_limit(c, o->max_bytes);
     io.window_stride = o->window_stride;
@@ -70,12 +64,7 @@ static kvs_status build(kvs_prefix_cache *c, const kvs_prefix_cache_opts *o, kvs
     po.max_bytes = o->pool_bytes;
     kvs_plan_digest(o->plan, c->plan);
     c->snapshot_stride = o->snapshot_stride;
-    c->blob_bytes = snapshot_bytes(o->plan);
     kvs_status st = kvs_pages_new(c->ctx, &po, &c->pages, err);
-    if (st == KVS_OK && c->blob_bytes > 0) {
-        c->blob = kvs__calloc(c->ctx, 1, c->blob_bytes);
-        st = c->blob ? st : kvs__nomem(err, "engine", c->blob_bytes);
-    }
     st = st == KVS_OK ? make_index(c, o, err) : st;
     if (st != KVS_OK) {
         return st;

@@ -101,66 +101,6 @@ kvs_store *kvs__share_store(const kvs__share *h, const uint8_t **identity)
     return h ? h->pc->store : NULL;
 }
 
-/* ---- snapshots of recurrent layers */
-
-static size_t up8(size_t n)
-{
-    return (n + 7) & ~(size_t)7;
-}
-
-static size_t state_bytes(const kvs_recurrent_spec *r)
-{
-    return up8((size_t)r->n_heads * r->head_dim * r->state_dim * sizeof(float));
-}
-
-size_t kvs__share_layer_bytes(const kvs_recurrent_spec *r)
-{
-    size_t unit = r->conv_dtype == KVS_F32 ? 4 : 2;
-    size_t taps = r->conv_taps > 0 ? r->conv_taps - 1 : 0;
-    return state_bytes(r) + up8(taps * r->conv_dim * unit);
-}
-
-/* Planes of the next recurrent layer from `i` on in a snapshot; false: there is none. */
-static bool next_planes(const kvs_cache *c, uint32_t *i, unsigned char **at,
-                        kvs_recurrent_planes *out)
-{
-    while (*i < kvs_cache_n_layers(c) && kvs_cache_spec(c, *i)->kind != KVS_LAYER_RECURRENT) {
-        (*i)++;
-    }
-    if (*i == kvs_cache_n_layers(c)) {
-        return false;
-    }
-    const kvs_recurrent_spec *r = kvs_cache_spec(c, *i)->recurrent;
-    *out = (kvs_recurrent_planes)KVS_RECURRENT_PLANES_INIT;
-    out->state = (float *)(void *)*at;
-    out->conv = r->conv_dim > 0 ? *at + state_bytes(r) : NULL;
-    *at += kvs__share_layer_bytes(r);
-    return true;
-}
-
-static bool export_state(const kvs__share *h, size_t n)
-{
-    kvs_recurrent_planes p;
-    unsigned char *at = h->pc->blob;
-    for (uint32_t i = 0; next_planes(h->cache, &i, &at, &p); i++) {
-        if (kvs_recurrent_export(h->cache, i, (int64_t)n, &p, NULL) != KVS_OK) {
-            return false;
-        }
-    }
-    return true;
-}
-
-static kvs_status import_state(kvs__share *h, kvs_err *err)
-{
-    kvs_recurrent_planes p;
-    unsigned char *at = (unsigned char *)(uintptr_t)h->hit.snapshot; /* is read only */
-    kvs_status st = KVS_OK;
-    for (uint32_t i = 0; st == KVS_OK && at && next_planes(h->cache, &i, &at, &p); i++) {
-        st = kvs_recurrent_import(h->cache, i, (int64_t)h->hit.n_tokens, &p, err);
-    }
-    return st;
-}
-
 /* ---- asking */
 
 /* So little in common is had by any two prompts, and computed again sooner than a snapshot is taken. */
@@ -200,7 +140,10 @@ size_t kvs__share_find(kvs__share *h, const int32_t *tokens, size_t n, size_t ow
 kvs_status kvs__share_attach(kvs__share *h, kvs_err *err)
 {
     kvs_status st = kvs_prefix_attach(h->lease, h->cache, err);
-    st = st == KVS_OK ? import_state(h, err) : st;
+    if (st == KVS_OK && h->pc->blob) {
+        st = kvs_recurrent_resume(h->cache, (int64_t)h->hit.n_tokens, h->hit.snapshot,
+                                  h->hit.snapshot_bytes, err);
+    }
     if (st == KVS_OK) {
         h->lent = h->hit.n_tokens;
         h->published = h->lent;
@@ -230,7 +173,9 @@ static void give(kvs__share *h, const int32_t *tokens, size_t n, bool whole)
     kvs_prefix_publish_opts o = KVS_PREFIX_PUBLISH_OPTS_INIT;
     o.flags = whole ? 0 : KVS_PREFIX_NO_TAIL | KVS_PREFIX_MIDWAY;
     kvs__pages_lock(h->pc->pages);
-    if (whole && h->pc->blob && export_state(h, n)) {
+    if (whole && h->pc->blob &&
+        kvs_recurrent_snapshot(h->cache, (int64_t)n, h->pc->blob, h->pc->blob_bytes, NULL) ==
+            KVS_OK) {
         o.snapshot = h->pc->blob;
         o.snapshot_bytes = h->pc->blob_bytes;
     }

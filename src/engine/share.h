@@ -10,7 +10,6 @@
 
 #include "engine/net.h"
 #include "kvstate/prefix_cache.h"
-#include "kvstate/recurrent.h"
 #include "kvstate/session.h"
 
 struct kvs_prefix_cache {
@@ -30,8 +29,6 @@ struct kvs_prefix_cache {
 
 typedef struct kvs__share kvs__share;
 
-/* What a snapshot has of a recurrent layer, a multiple of 8 bytes. */
-size_t kvs__share_layer_bytes(const kvs_recurrent_spec *r);
 /* May a session of these options have the cache? Sets their pool. */
 kvs_status kvs__share_check(kvs_session_opts *o, const kvs_model *model, kvs_err *err);
 /* The options' cache for a session of n_ctx tokens, which is empty. */
