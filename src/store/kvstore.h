@@ -119,7 +119,9 @@ struct kvs_store {
     uint32_t n_gets;
     bool writing;
     bool reading;
-    uint64_t failed_at_flush;
+    uint64_t unsaved; /* queued puts that failed since the last flush, with what became of the last */
+    kvs_status unsaved_status;
+    char unsaved_reason[160];
 
     kvs__slot *slots;
     size_t slots_cap;

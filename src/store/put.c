@@ -271,17 +271,19 @@ kvs_status kvs_store_flush(kvs_store *s, kvs_err *err)
     while (s->stats.queued_items > 0) {
         (void)pthread_cond_wait(&s->changed, &s->lock);
     }
-    uint64_t failed = s->stats.failed - s->failed_at_flush;
-    s->failed_at_flush = s->stats.failed;
-    char why[sizeof s->stats.reason];
-    memcpy(why, s->stats.reason, sizeof why);
+    uint64_t unsaved = s->unsaved;
+    kvs_status st = s->unsaved_status;
+    char why[sizeof s->unsaved_reason];
+    memcpy(why, s->unsaved_reason, sizeof why);
+    s->unsaved = 0;
+    s->unsaved_status = KVS_OK;
     (void)pthread_mutex_unlock(&s->lock);
     if (!s->read_only) {
         (void)pthread_mutex_lock(&s->role);
         (void)kvs__uses_write(s); /* hints: their loss is no failure */
         (void)pthread_mutex_unlock(&s->role);
     }
-    return failed == 0 ? KVS_OK
-                       : kvs__fail(err, KVS_E_IO, "store", "%llu entries were not saved: %.150s",
-                                   (unsigned long long)failed, why);
+    return unsaved == 0 ? KVS_OK
+                        : kvs__fail(err, st, "store", "%llu entries were not saved: %.150s",
+                                    (unsigned long long)unsaved, why);
 }

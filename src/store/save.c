@@ -468,6 +468,12 @@ void kvs__item_run(kvs_store *s, kvs__item *it)
             s->stats.retried += again;
             s->stats.failed += !again && it->status != KVS_E_LIMIT;
             s->stats.refused += it->status == KVS_E_LIMIT;
+            if (!again && !it->waits) { /* nobody waits to be told: the next flush tells */
+                s->unsaved++;
+                s->unsaved_status = it->status;
+                memcpy(s->unsaved_reason, it->err.msg, sizeof s->unsaved_reason);
+                s->unsaved_reason[sizeof s->unsaved_reason - 1] = '\0';
+            }
         }
         (void)pthread_mutex_unlock(&s->lock);
         if (!again) {

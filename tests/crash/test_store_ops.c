@@ -106,9 +106,15 @@ static void op_put(world *w, uint32_t key)
     uint32_t version = (uint32_t)draw(w, 8);
     uint32_t flags = draw(w, 2) ? KVS_PUT_DURABLE : KVS_PUT_WAIT;
     arm(w);
-    kvs_status st = rig_put(w->s, key, version, flags, NULL);
+    kvs_status became = KVS_OK;
+    kvs_status st = rig_put_told(w->s, key, version, flags, &became, NULL);
     if (flags == KVS_PUT_WAIT && st == KVS_OK) {
-        st = kvs_store_flush(w->s, NULL);
+        /* two threads flush: either may be told of this failure, `became` is this save's own */
+        kvs_status told = kvs_store_flush(w->s, NULL);
+        if (w->mode != THREADS && told != became) {
+            complain(w, "a flush says", key, (int)told, (int)became);
+        }
+        st = became;
     }
     disarm(w);
     if (st == KVS_OK) {
@@ -116,7 +122,6 @@ static void op_put(world *w, uint32_t key)
     } else if (w->mode == PLAIN && st != KVS_E_LIMIT) {
         complain(w, "a save fails", key, (int)st, 0);
     } else {
-        /* the failure may be another thread's, told by flush */
         settle(w, key, w->model[key], (int)version, "after a failed save");
     }
 }

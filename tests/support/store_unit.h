@@ -9,7 +9,7 @@
 
 static kvs_ctx *ctx;
 
-RIG_UNUSED static kvs_store *open_on(memfs *m, const kvs_store_opts *opts)
+RIG_UNUSED static kvs_store *open_with(memfs *m, const kvs_store_opts *opts, uint32_t flags)
 {
     kvs_store_opts o = KVS_STORE_OPTS_INIT;
     kvs_store *s = NULL;
@@ -17,7 +17,7 @@ RIG_UNUSED static kvs_store *open_on(memfs *m, const kvs_store_opts *opts)
     if (opts) {
         o = *opts;
     }
-    o.flags |= KVS_STORE_NO_THREADS;
+    o.flags |= flags;
     if (memfs_look(m, ".") < 0) {
         memfs_link(m, ".", memfs_new_inode(m, true, 0700));
     }
@@ -26,6 +26,11 @@ RIG_UNUSED static kvs_store *open_on(memfs *m, const kvs_store_opts *opts)
         print_message("%s\n", err.msg);
     }
     return s;
+}
+
+RIG_UNUSED static kvs_store *open_on(memfs *m, const kvs_store_opts *opts)
+{
+    return open_with(m, opts, KVS_STORE_NO_THREADS);
 }
 
 RIG_UNUSED static kvs_store_stats stats_of(kvs_store *s)

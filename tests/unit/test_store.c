@@ -201,6 +201,50 @@ static void test_limit(void **state)
     memfs_free(m);
 }
 
+/* A queued save that then fails, be it that all that is there is pinned, is told of once. */
+static void test_flush_tells(void **state)
+{
+    (void)state;
+    memfs *m = memfs_new();
+    kvs_store_opts o = KVS_STORE_OPTS_INIT;
+    kvs_err err = {KVS_OK, 0, "", ""};
+    o.max_bytes = 12000;
+    kvs_store *s = open_with(m, &o, 0);
+    kvs_entry pinned[16];
+    size_t n = 0;
+    while (n < 16 && rig_put(s, (uint32_t)n, 1, KVS_PUT_DURABLE, NULL) == KVS_OK) {
+        pinned[n] = entry_of(s, (uint32_t)n);
+        assert_int_equal(kvs_store_pin(s, pinned[n]), KVS_OK);
+        n++;
+    }
+    assert_in_range(n, 2, 15);
+    kvs_status became = KVS_OK;
+    assert_int_equal(rig_put_told(s, 0, 2, KVS_PUT_WAIT, &became, NULL), KVS_OK);
+    assert_int_equal(kvs_store_flush(s, &err), KVS_E_LIMIT);
+    assert_int_equal(became, KVS_E_LIMIT);
+    assert_non_null(strstr(err.msg, "1 entries were not saved"));
+    assert_int_equal(kvs_store_flush(s, &err), KVS_OK);
+    assert_int_equal(rig_get(s, 0), 1); /* what was there still is */
+    while (n > 0) {
+        assert_int_equal(kvs_store_unpin(s, pinned[--n]), KVS_OK);
+    }
+    assert_int_equal(rig_put(s, 0, 2, KVS_PUT_WAIT, NULL), KVS_OK);
+    assert_int_equal(kvs_store_flush(s, &err), KVS_OK);
+    assert_int_equal(rig_get(s, 0), 2);
+    m->fail_on = true;
+    m->calls = 0;
+    m->fail_errno = ENOSPC;
+    m->fail_at = 0;
+    assert_int_equal(rig_put(s, 0, 3, KVS_PUT_WAIT, NULL), KVS_OK);
+    assert_int_equal(kvs_store_flush(s, &err), KVS_E_IO);
+    m->fail_at = -1;
+    assert_non_null(strstr(err.msg, "not saved"));
+    assert_int_equal(kvs_store_flush(s, &err), KVS_OK);
+    assert_int_equal(rig_get(s, 0), 2);
+    kvs_store_close(s);
+    memfs_free(m);
+}
+
 /* Recency survives a restart; a policy sees the stored facts and decides. */
 typedef struct by_cost {
     kvs_entry_info seen[64];
@@ -494,12 +538,9 @@ static void test_transient_errors(void **state)
     m->fail_errno = ENOSPC;
     assert_int_equal(rig_put(s, 1, 3, KVS_PUT_DURABLE, NULL), KVS_E_IO);
     assert_true(stats_of(s).failed == 1 && stats_of(s).retried == 3);
+    assert_int_equal(kvs_store_flush(s, NULL), KVS_OK); /* the caller has been told */
     m->fail_at = -1;
     assert_int_equal(rig_get(s, 1), 1);
-    kvs_err err = {KVS_OK, 0, "", ""};
-    assert_int_equal(kvs_store_flush(s, &err), KVS_E_IO);
-    assert_non_null(strstr(err.msg, "not saved"));
-    assert_int_equal(kvs_store_flush(s, &err), KVS_OK);
     kvs_store_close(s);
     /* unreadable at open: skipped, not set aside, nothing reclaimed */
     m->fail_reads_only = true;
@@ -621,6 +662,7 @@ int main(void)
         cmocka_unit_test(test_find_modes),
         cmocka_unit_test(test_identity),
         cmocka_unit_test(test_limit),
+        cmocka_unit_test(test_flush_tells),
         cmocka_unit_test(test_policy),
         cmocka_unit_test(test_remove_and_gc),
         cmocka_unit_test(test_every_bit_and_length),
