@@ -91,6 +91,12 @@ void *kvs__calloc(kvs_ctx *ctx, size_t n, size_t bytes_each); /* cleared; NULL o
 void kvs__free(kvs_ctx *ctx, void *ptr, size_t bytes);        /* NULL is fine */
 kvs_status kvs__nomem(kvs_err *err, const char *room, size_t bytes);
 
+/* Room for `need` items of bytes_each in a list of *cap, of which the first `used` stay: the list as
+ * it is, or one of twice the size at least, so that items put in one by one are copied twice in all
+ * and memory follows what was read, not what a header claims. Items behind `used` are not cleared.
+ * NULL: no memory, nothing has changed. `list` may be NULL where *cap is 0. */
+void *kvs__grow(kvs_ctx *ctx, void *list, size_t *cap, size_t used, size_t need, size_t bytes_each);
+
 void kvs__log(const kvs_ctx *ctx, kvs_log_level level, const char *fmt, ...) KVS_PRINTF(3, 4);
 
 /* Copies min(caller's struct_size, known) bytes over the defaults already in dst; rejects a size

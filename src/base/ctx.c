@@ -109,6 +109,29 @@ void kvs__free(kvs_ctx *ctx, void *ptr, size_t bytes)
     (void)atomic_fetch_sub(&ctx->live, bytes);
 }
 
+void *kvs__grow(kvs_ctx *ctx, void *list, size_t *cap, size_t used, size_t need, size_t bytes_each)
+{
+    if (list && need <= *cap) {
+        return list;
+    }
+    size_t n = 16;
+    size_t bytes = 0;
+    if (*cap > 0 && !kvs__mul_size(*cap, 2, &n)) {
+        return NULL;
+    }
+    n = n > need ? n : need;
+    void *p = kvs__mul_size(n, bytes_each, &bytes) ? kvs__alloc(ctx, bytes) : NULL;
+    if (!p) {
+        return NULL;
+    }
+    if (list && used > 0) {
+        memcpy(p, list, used * bytes_each);
+    }
+    kvs__free(ctx, list, *cap * bytes_each);
+    *cap = n;
+    return p;
+}
+
 void kvs__log(const kvs_ctx *ctx, kvs_log_level level, const char *fmt, ...)
 {
     if (!ctx->opts.log) {

@@ -242,15 +242,14 @@ static kvs_status read_kv(kvs__gguf *g, kvs__gguf_cursor *c, uint64_t i, kvs__gg
 kvs_status kvs__gguf_read_meta(kvs__gguf *g, kvs__gguf_cursor *c, uint64_t n, kvs_err *err)
 {
     for (uint64_t i = 0; i < n; i++) {
-        void *items = g->kv;
-        kvs_status st =
-            kvs__gguf_grow(g->ctx, &items, &g->cap_kv, g->info.n_kv, sizeof *g->kv, err);
-        g->kv = items;
-        if (st != KVS_OK) {
-            return st;
+        const size_t used = g->info.n_kv;
+        kvs__gguf_kv *p = kvs__grow(g->ctx, g->kv, &g->cap_kv, used, used + 1, sizeof *p);
+        if (!p) {
+            return kvs__nomem(err, "engine", sizeof *p);
         }
+        g->kv = p;
         kvs__gguf_kv kv = {0};
-        st = read_kv(g, c, i, &kv, err);
+        kvs_status st = read_kv(g, c, i, &kv, err);
         if (st != KVS_OK) {
             return st;
         }

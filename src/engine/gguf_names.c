@@ -114,30 +114,6 @@ bool kvs__str_eq(kvs__str s, const char *text)
     return s.len == n && (n == 0 || memcmp(s.ptr, text, n) == 0);
 }
 
-kvs_status kvs__gguf_grow(kvs_ctx *ctx, void **items, size_t *cap, size_t n, size_t bytes_each,
-                          kvs_err *err)
-{
-    if (n < *cap) {
-        return KVS_OK;
-    }
-    size_t more = *cap ? 0 : 16;
-    size_t bytes = 0;
-    if ((*cap && !kvs__mul_size(*cap, 2, &more)) || !kvs__mul_size(more, bytes_each, &bytes)) {
-        return kvs__nomem(err, "engine", SIZE_MAX);
-    }
-    void *p = kvs__alloc(ctx, bytes);
-    if (!p) {
-        return kvs__nomem(err, "engine", bytes);
-    }
-    if (*items) {
-        memcpy(p, *items, n * bytes_each);
-        kvs__free(ctx, *items, *cap * bytes_each);
-    }
-    *items = p;
-    *cap = more;
-    return KVS_OK;
-}
-
 static uint64_t hash(uint64_t seed, const char *s, size_t len)
 {
     uint64_t h = seed ^ (uint64_t)len * 0x9e3779b97f4a7c15u;

@@ -72,11 +72,6 @@ kvs_status kvs__gguf_ends(const kvs__gguf_cursor *c, const char *what, kvs__str 
 kvs_status kvs__gguf_read_meta(kvs__gguf *g, kvs__gguf_cursor *c, uint64_t n, kvs_err *err);
 kvs_status kvs__gguf_read_tensors(kvs__gguf *g, kvs__gguf_cursor *c, uint64_t n, kvs_err *err);
 
-/* Grows *items (of *cap elements) so that one more than n fits: doubled, so memory follows what was
- * read and not what the header claims. */
-kvs_status kvs__gguf_grow(kvs_ctx *ctx, void **items, size_t *cap, size_t n, size_t bytes_each,
-                          kvs_err *err);
-
 static inline uint32_t kvs__gguf_le32(const uint8_t *p)
 {
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;

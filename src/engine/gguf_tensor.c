@@ -246,15 +246,15 @@ static kvs_status place_all(kvs__gguf *g, size_t entries_end, kvs_err *err)
 kvs_status kvs__gguf_read_tensors(kvs__gguf *g, kvs__gguf_cursor *c, uint64_t n, kvs_err *err)
 {
     for (uint64_t i = 0; i < n; i++) {
-        void *items = g->tensors;
-        kvs_status st = kvs__gguf_grow(g->ctx, &items, &g->cap_tensors, g->info.n_tensors,
-                                       sizeof *g->tensors, err);
-        g->tensors = items;
-        if (st != KVS_OK) {
-            return st;
+        const size_t used = g->info.n_tensors;
+        kvs__gguf_tensor *p =
+            kvs__grow(g->ctx, g->tensors, &g->cap_tensors, used, used + 1, sizeof *p);
+        if (!p) {
+            return kvs__nomem(err, "engine", sizeof *p);
         }
+        g->tensors = p;
         kvs__gguf_tensor t = {0};
-        st = read_entry(g, c, i, &t, err);
+        kvs_status st = read_entry(g, c, i, &t, err);
         if (st != KVS_OK) {
             return st;
         }

@@ -14,19 +14,14 @@
 
 static kvs_status put(kvs__hf *hf, const void *bytes, size_t n, kvs_err *err)
 {
-    if (n > hf->meta_cap - hf->meta_bytes) {
-        size_t cap = 2 * hf->meta_cap + n + 1024;
-        uint8_t *more = kvs__alloc(hf->ctx, cap);
-        if (!more) {
-            return kvs__nomem(err, "engine", cap);
-        }
-        if (hf->meta_bytes > 0) {
-            memcpy(more, hf->meta, hf->meta_bytes);
-        }
-        kvs__free(hf->ctx, hf->meta, hf->meta_cap);
-        hf->meta = more;
-        hf->meta_cap = cap;
+    size_t need = 0;
+    uint8_t *more = kvs__add_size(hf->meta_bytes, n, &need)
+                        ? kvs__grow(hf->ctx, hf->meta, &hf->meta_cap, hf->meta_bytes, need, 1)
+                        : NULL;
+    if (!more) {
+        return kvs__nomem(err, "engine", n);
     }
+    hf->meta = more;
     if (n > 0) {
         memcpy(hf->meta + hf->meta_bytes, bytes, n);
     }

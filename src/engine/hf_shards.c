@@ -50,17 +50,16 @@ static kvs_status get_shard(kvs__hf *hf, const char *name, kvs__hf_shard **out, 
         return kvs__fail(err, KVS_E_LIMIT, "engine", "%s names more than %u files", INDEX_NAME,
                          KVS__HF_SHARDS_MOST);
     }
-    void *items = hf->shards;
-    kvs_status st =
-        kvs__gguf_grow(hf->ctx, &items, &hf->cap_shards, hf->n_shards, sizeof *hf->shards, err);
-    if (st != KVS_OK) {
-        return st;
+    kvs__hf_shard *list = kvs__grow(hf->ctx, hf->shards, &hf->cap_shards, hf->n_shards,
+                                    hf->n_shards + 1, sizeof *list);
+    if (!list) {
+        return kvs__nomem(err, "engine", sizeof *list);
     }
-    hf->shards = items;
-    kvs__hf_shard *shard = &hf->shards[hf->n_shards];
+    hf->shards = list;
+    kvs__hf_shard *shard = &list[hf->n_shards];
     *shard = (kvs__hf_shard){0};
     (void)snprintf(shard->name, sizeof shard->name, "%s", name);
-    st = open_shard(hf, shard, err);
+    kvs_status st = open_shard(hf, shard, err);
     if (st == KVS_OK) {
         hf->n_shards++;
         *out = shard;

@@ -41,21 +41,12 @@ static kvs_status bad(parser *p, size_t at, const char *why)
 static kvs_status push(parser *p, kvs__json_type type, size_t at, size_t len, bool mark)
 {
     kvs__json *d = p->d;
-    if (d->n_nodes == d->cap) {
-        size_t cap = d->cap ? 2 * d->cap : 64;
-        size_t bytes = 0;
-        kvs__json_node *more =
-            kvs__mul_size(cap, sizeof *more, &bytes) ? kvs__alloc(d->ctx, bytes) : NULL;
-        if (!more) {
-            return kvs__nomem(p->err, "engine", bytes);
-        }
-        if (d->n_nodes > 0) {
-            memcpy(more, d->nodes, d->n_nodes * sizeof *more);
-        }
-        kvs__free(d->ctx, d->nodes, d->cap * sizeof *d->nodes);
-        d->nodes = more;
-        d->cap = cap;
+    kvs__json_node *more =
+        kvs__grow(d->ctx, d->nodes, &d->cap, d->n_nodes, d->n_nodes + 1, sizeof *more);
+    if (!more) {
+        return kvs__nomem(p->err, "engine", sizeof *more);
     }
+    d->nodes = more;
     const uint32_t next = (uint32_t)d->n_nodes + 1;
     d->nodes[d->n_nodes++] =
         (kvs__json_node){(uint32_t)at, (uint32_t)len, next, (uint8_t)type, mark};

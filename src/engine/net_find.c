@@ -24,6 +24,36 @@ static kvs_status check_type(const kvs_model *m, const char *name, const kvs__te
                      kvs__source_name(&m->source, name).text, t->type_name);
 }
 
+/* A tensor that is read as weights. */
+static kvs_status find(const kvs_model *m, const char *name, kvs__tensor *t, kvs_err *err)
+{
+    return kvs__source_find(&m->source, name, t) ? check_type(m, name, t, err)
+                                                 : no_tensor(m, name, err);
+}
+
+/* Takes the n elements of t over as f32. */
+static kvs_status take(kvs_model *m, const char *name, const kvs__tensor *t, size_t n,
+                       const float **out, kvs_err *err)
+{
+    float *dst = m->vectors + m->vectors_used;
+    if (KVS_NEVER(n > m->vectors_bytes / sizeof(float) - m->vectors_used)) {
+        return kvs__fail(err, KVS_E_INTERNAL, "engine", "tensor %s was not counted", name);
+    }
+    kvs__tensor_vector(t, dst);
+    m->vectors_used += n;
+    m->info.step_bytes += t->bytes;
+    *out = dst;
+    return KVS_OK;
+}
+
+static kvs_status bad_list(const kvs_model *m, const char *name, const kvs__tensor *t, size_t n,
+                           kvs_err *err)
+{
+    return kvs__fail(err, KVS_E_FORMAT, "engine",
+                     "tensor %s has %zu x %zu elements of %s, the metadata says %zu",
+                     kvs__source_name(&m->source, name).text, t->ne[0], t->n_rows, t->type_name, n);
+}
+
 bool kvs__has_tensor(const kvs_model *m, const char *name)
 {
     kvs__tensor t;
@@ -36,10 +66,7 @@ kvs_status kvs__find_matrix(kvs_model *m, const char *name, size_t k, size_t n, 
                             kvs_err *err)
 {
     kvs__tensor t;
-    if (!kvs__source_find(&m->source, name, &t)) {
-        return no_tensor(m, name, err);
-    }
-    kvs_status st = check_type(m, name, &t, err);
+    kvs_status st = find(m, name, &t, err);
     if (st != KVS_OK) {
         return st;
     }
@@ -81,28 +108,14 @@ kvs_status kvs__find_vector(kvs_model *m, const char *name, size_t n, const floa
                             kvs_err *err)
 {
     kvs__tensor t;
-    if (!kvs__source_find(&m->source, name, &t)) {
-        return no_tensor(m, name, err);
-    }
-    kvs_status st = check_type(m, name, &t, err);
+    kvs_status st = find(m, name, &t, err);
     if (st != KVS_OK) {
         return st;
     }
     if (t.ne[0] != n || t.n_rows != 1 || t.affine.scales) {
-        return kvs__fail(err, KVS_E_FORMAT, "engine",
-                         "tensor %s has %zu x %zu elements of %s, the metadata says %zu",
-                         kvs__source_name(&m->source, name).text, t.ne[0], t.n_rows, t.type_name,
-                         n);
+        return bad_list(m, name, &t, n, err);
     }
-    float *dst = m->vectors + m->vectors_used;
-    if (KVS_NEVER(n > m->vectors_bytes / sizeof(float) - m->vectors_used)) {
-        return kvs__fail(err, KVS_E_INTERNAL, "engine", "tensor %s was not counted", name);
-    }
-    kvs__tensor_vector(&t, dst);
-    m->vectors_used += n;
-    m->info.step_bytes += t.bytes;
-    *out = dst;
-    return KVS_OK;
+    return take(m, name, &t, n, out, err);
 }
 
 kvs_status kvs__find_optional(kvs_model *m, const char *name, size_t n, const float **out,
@@ -122,21 +135,10 @@ kvs_status kvs__find_list(kvs_model *m, const char *name, size_t n, const float 
     bool dense =
         t.is_weight && (t.type == KVS__W_F32 || t.type == KVS__W_F16 || t.type == KVS__W_BF16);
     if (!dense || t.n_rows == 0 || n % t.n_rows != 0 || t.ne[0] != n / t.n_rows) {
-        return kvs__fail(err, KVS_E_FORMAT, "engine",
-                         "tensor %s has %zu x %zu elements of %s, the metadata says %zu",
-                         kvs__source_name(&m->source, name).text, t.ne[0], t.n_rows, t.type_name,
-                         n);
-    }
-    float *dst = m->vectors + m->vectors_used;
-    if (KVS_NEVER(n > m->vectors_bytes / sizeof(float) - m->vectors_used)) {
-        return kvs__fail(err, KVS_E_INTERNAL, "engine", "tensor %s was not counted", name);
+        return bad_list(m, name, &t, n, err);
     }
     t.ne[0] = n;
-    kvs__tensor_vector(&t, dst);
-    m->vectors_used += n;
-    m->info.step_bytes += t.bytes;
-    *out = dst;
-    return KVS_OK;
+    return take(m, name, &t, n, out, err);
 }
 
 static bool ends_with(kvs__str s, const char *tail)

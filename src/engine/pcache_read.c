@@ -509,23 +509,15 @@ static kvs_status read_leaf(kvs_prompt_cache *f, const place *p, const struct cl
 
 static kvs_status grow_leaves(kvs_prompt_cache *f, kvs_err *err)
 {
-    if (f->n_leaves < f->cap) {
-        return KVS_OK;
-    }
-    size_t cap = f->cap ? f->cap * 2 : 16;
     if (f->n_leaves >= MAX_LEAVES) {
         return bad(f, err, "more than 65536 layers");
     }
-    kvs__pc_leaf *p = kvs__alloc(f->ctx, cap * sizeof *p);
+    kvs__pc_leaf *p =
+        kvs__grow(f->ctx, f->leaves, &f->cap, f->n_leaves, f->n_leaves + 1, sizeof *p);
     if (!p) {
-        return kvs__nomem(err, "engine", cap * sizeof *p);
+        return kvs__nomem(err, "engine", sizeof *p);
     }
-    if (f->n_leaves > 0) {
-        memcpy(p, f->leaves, f->n_leaves * sizeof *p);
-    }
-    kvs__free(f->ctx, f->leaves, f->cap * sizeof *p);
     f->leaves = p;
-    f->cap = cap;
     return KVS_OK;
 }
 

@@ -54,45 +54,26 @@ static bool is_new(const saver *s)
 
 /* ---- the list of tensors */
 
-static kvs_status grow(kvs_ctx *ctx, void **p, size_t *cap, size_t need, size_t each, kvs_err *err)
-{
-    if (need <= *cap) {
-        return KVS_OK;
-    }
-    size_t more = need * 2;
-    unsigned char *q = kvs__calloc(ctx, more, each);
-    if (!q) {
-        return kvs__nomem(err, "engine", more * each);
-    }
-    if (*cap > 0) {
-        memcpy(q, *p, *cap * each);
-    }
-    kvs__free(ctx, *p, *cap * each);
-    *p = q;
-    *cap = more;
-    return KVS_OK;
-}
-
 static kvs_status add_int(saver *s, int64_t v, kvs_err *err)
 {
-    void *p = s->pool;
-    kvs_status st = grow(s->ctx, &p, &s->cap_pool, s->n_pool + 1, sizeof *s->pool, err);
-    s->pool = p;
-    if (st == KVS_OK) {
-        s->pool[s->n_pool++] = (int32_t)v;
+    int32_t *p = kvs__grow(s->ctx, s->pool, &s->cap_pool, s->n_pool, s->n_pool + 1, sizeof *p);
+    if (!p) {
+        return kvs__nomem(err, "engine", sizeof *p);
     }
-    return st;
+    s->pool = p;
+    s->pool[s->n_pool++] = (int32_t)v;
+    return KVS_OK;
 }
 
 static kvs_status add_item(saver *s, item it, kvs_err *err)
 {
-    void *p = s->items;
-    kvs_status st = grow(s->ctx, &p, &s->cap_items, s->n_items + 1, sizeof *s->items, err);
-    s->items = p;
-    if (st == KVS_OK) {
-        s->items[s->n_items++] = it;
+    item *p = kvs__grow(s->ctx, s->items, &s->cap_items, s->n_items, s->n_items + 1, sizeof *p);
+    if (!p) {
+        return kvs__nomem(err, "engine", sizeof *p);
     }
-    return st;
+    s->items = p;
+    s->items[s->n_items++] = it;
+    return KVS_OK;
 }
 
 /* "3", or "3.1.0" of a member (before 0.32.0 "3.1"). */

@@ -32,22 +32,15 @@ struct kvs__st_writer {
 
 static kvs_status put(kvs__st_writer *w, const char *s, size_t n, kvs_err *err)
 {
-    if (n > w->cap - w->used) {
-        size_t cap = 0;
-        if (!kvs__add_size(w->used, n, &cap) || !kvs__mul_size(cap, 2, &cap)) {
-            return kvs__fail(err, KVS_E_RANGE, "engine", "the header overflows");
-        }
-        char *p = kvs__alloc(w->ctx, cap);
-        if (!p) {
-            return kvs__nomem(err, "engine", cap);
-        }
-        if (w->used > 0) {
-            memcpy(p, w->text, w->used);
-        }
-        kvs__free(w->ctx, w->text, w->cap);
-        w->text = p;
-        w->cap = cap;
+    size_t need = 0;
+    if (!kvs__add_size(w->used, n, &need)) {
+        return kvs__fail(err, KVS_E_RANGE, "engine", "the header overflows");
     }
+    char *p = kvs__grow(w->ctx, w->text, &w->cap, w->used, need, 1);
+    if (!p) {
+        return kvs__nomem(err, "engine", need);
+    }
+    w->text = p;
     memcpy(w->text + w->used, s, n);
     w->used += n;
     return KVS_OK;

@@ -344,16 +344,6 @@ kvs_status kvs_session_append(kvs_session *s, const int32_t *tokens, size_t n, k
 
 /* ---- sync */
 
-static size_t common_prefix(const kvs_session *s, const int32_t *tokens, size_t n)
-{
-    size_t most = n < s->n_tokens ? n : s->n_tokens;
-    size_t i = 0;
-    while (i < most && s->tokens[i] == tokens[i]) {
-        i++;
-    }
-    return i;
-}
-
 /* How many of the first `keep` tokens it can go back to. */
 static size_t can_keep(const kvs_session *s, size_t keep)
 {
@@ -401,7 +391,7 @@ static int no_logits(void *user, int64_t pos, const float *logits, size_t n_voca
 kvs_status kvs__session_goto(kvs_session *s, const int32_t *tokens, size_t n, kvs_err *err)
 {
     kvs_status st = kvs__session_check(s, tokens, n, 0, err);
-    st = st == KVS_OK ? cut(s, can_keep(s, common_prefix(s, tokens, n)), err) : st;
+    st = st == KVS_OK ? cut(s, can_keep(s, kvs__session_common(s, tokens, n)), err) : st;
     if (st != KVS_OK || n == s->n_tokens) {
         return st;
     }
@@ -457,7 +447,7 @@ static kvs_status fetch(kvs_session *s, const int32_t *tokens, size_t n, size_t 
 /* Takes the session to a prefix of tokens[0 .. n): what is held, or more from elsewhere. */
 static kvs_status prepare(kvs_session *s, const int32_t *tokens, size_t n, kvs_err *err)
 {
-    size_t keep = common_prefix(s, tokens, n);
+    size_t keep = kvs__session_common(s, tokens, n);
     if (keep == n && n == s->n_tokens && (s->has_logits || n == 0)) {
         if (s->persist) {
             size_t none = 0;

@@ -76,6 +76,17 @@ void kvs__session_undo(kvs_session *s);
 /* n tokens that the cache has got are the session's, with `logits` after them (NULL: none). */
 void kvs__session_took(kvs_session *s, const int32_t *tokens, size_t n, const float *logits);
 
+/* Tokens that the session's text and this one begin with together. */
+static inline size_t kvs__session_common(const kvs_session *s, const int32_t *tokens, size_t n)
+{
+    size_t most = n < s->n_tokens ? n : s->n_tokens;
+    size_t i = 0;
+    while (i < most && s->tokens[i] == tokens[i]) {
+        i++;
+    }
+    return i;
+}
+
 /* May this session be computed by the batch? The message says "row N". */
 kvs_status kvs__batch_fits(const kvs_batch *b, const kvs_session *s, uint32_t row, kvs_err *err);
 

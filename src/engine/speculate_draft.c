@@ -83,17 +83,6 @@ kvs_status kvs__same_vocabulary(const kvs_model *draft, const kvs_model *model, 
     return KVS_OK;
 }
 
-/* Tokens that both hold. */
-static size_t common(const kvs_session *s, const int32_t *tokens, size_t n)
-{
-    size_t most = n < s->n_tokens ? n : s->n_tokens;
-    size_t i = 0;
-    while (i < most && s->tokens[i] == tokens[i]) {
-        i++;
-    }
-    return i;
-}
-
 /* Drafts that the session has room for behind n tokens, of which `fresh` are to come. */
 static uint32_t room(const kvs_session *s, size_t n, uint32_t fresh, uint32_t want)
 {
@@ -139,7 +128,7 @@ kvs_status kvs__drafter_draft(kvs__drafter *d, kvs_sampler *sampler, const int32
         return KVS_OK;
     }
     /* one token or two are computed with the drafts, more of them before, in blocks */
-    size_t held = common(s, tokens, n);
+    size_t held = kvs__session_common(s, tokens, n);
     size_t before = n - held <= 2 && held < n ? held : n - 1;
     kvs_status st = kvs__session_goto(s, tokens, before, err);
     if (st != KVS_OK) {

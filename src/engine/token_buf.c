@@ -12,21 +12,11 @@ kvs_status kvs__tbuf_room(kvs_ctx *ctx, kvs__tbuf *b, size_t n, kvs_err *err)
     if (!kvs__add_size(b->len, n, &need) || need > SIZE_MAX / 2) {
         return kvs__nomem(err, "engine", SIZE_MAX);
     }
-    if (b->p && need <= b->cap) {
-        return KVS_OK;
-    }
-    size_t cap = b->cap * 2 > need ? b->cap * 2 : need;
-    cap = cap < 64 ? 64 : cap;
-    char *p = kvs__alloc(ctx, cap);
+    char *p = kvs__grow(ctx, b->p, &b->cap, b->len, need, 1);
     if (!p) {
-        return kvs__nomem(err, "engine", cap);
-    }
-    if (b->p) {
-        memcpy(p, b->p, b->len);
-        kvs__free(ctx, b->p, b->cap);
+        return kvs__nomem(err, "engine", need);
     }
     b->p = p;
-    b->cap = cap;
     return KVS_OK;
 }
 

@@ -31,13 +31,12 @@ static void *grow(kvs_ctx *ctx, void *ptr, size_t old, size_t bytes)
 kvs_status kvs__token_push(kvs__token_work *w, int32_t id)
 {
     if (!w->ids || w->n_ids == w->cap_ids) {
-        size_t cap = w->cap_ids > 0 ? w->cap_ids * 2 : 256;
-        int32_t *ids = grow(w->tok->ctx, w->ids, w->cap_ids * sizeof *ids, cap * sizeof *ids);
+        const size_t need = w->cap_ids > 0 ? w->cap_ids + 1 : 256;
+        int32_t *ids = kvs__grow(w->tok->ctx, w->ids, &w->cap_ids, w->n_ids, need, sizeof *ids);
         if (!ids) {
-            return kvs__nomem(w->err, "engine", cap * sizeof *ids);
+            return kvs__nomem(w->err, "engine", need * sizeof *ids);
         }
         w->ids = ids;
-        w->cap_ids = cap;
     }
     w->ids[w->n_ids++] = id;
     return KVS_OK;

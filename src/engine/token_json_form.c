@@ -28,20 +28,11 @@ static bool is_plain(kvs__text in, bool compat, bool compose)
 static kvs_status grow_ints(kvs_ctx *ctx, int32_t **p, size_t *cap, size_t used, size_t need,
                             kvs_err *err)
 {
-    if (*p && need <= *cap) {
-        return KVS_OK;
-    }
-    size_t n = *cap * 2 > need ? *cap * 2 : need;
-    int32_t *q = kvs__calloc(ctx, n, sizeof *q);
+    int32_t *q = kvs__grow(ctx, *p, cap, used, need, sizeof *q);
     if (!q) {
-        return kvs__nomem(err, "engine", n * sizeof *q);
-    }
-    if (*p) {
-        memcpy(q, *p, used * sizeof *q);
-        kvs__free(ctx, *p, *cap * sizeof *q);
+        return kvs__nomem(err, "engine", need * sizeof *q);
     }
     *p = q;
-    *cap = n;
     return KVS_OK;
 }
 

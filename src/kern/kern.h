@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include <stdbool.h>
+#include <string.h>
 
 #include "kvstate/codec.h"
 
@@ -70,6 +71,31 @@ void kvs__kern_init_codec_neon(kvs__kern *k);
 void kvs__kern_init_attn_avx2(kvs__kern *k);
 void kvs__kern_init_attn_avx512(kvs__kern *k);
 void kvs__kern_init_attn_neon(kvs__kern *k);
+
+/* n elements of any dtype as f32, and back. */
+static inline void kvs__kern_widen(const kvs__kern *k, float *dst, const void *src, kvs_dtype t,
+                                   size_t n)
+{
+    if (t == KVS_F16) {
+        k->f32_from_f16(dst, src, n);
+    } else if (t == KVS_BF16) {
+        k->f32_from_bf16(dst, src, n);
+    } else {
+        memcpy(dst, src, n * sizeof *dst);
+    }
+}
+
+static inline void kvs__kern_narrow(const kvs__kern *k, void *dst, kvs_dtype t, const float *src,
+                                    size_t n)
+{
+    if (t == KVS_F16) {
+        k->f16_from_f32(dst, src, n);
+    } else if (t == KVS_BF16) {
+        k->bf16_from_f32(dst, src, n);
+    } else {
+        memcpy(dst, src, n * sizeof *src);
+    }
+}
 
 /* 2^(-log2(block)/2) in f32. */
 static inline float kvs__hadamard_scale(size_t block)

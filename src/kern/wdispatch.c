@@ -5,16 +5,15 @@
 
 #include "base/base.h"
 #include "base/cpu.h"
+#include "kern/tiers.h"
 #include "kern/wmat.h"
 
-enum { SET_REF, SET_AVX2, SET_AVX512, SET_NEON, N_SETS };
-
-static kvs__wkern tables[N_SETS];
+static kvs__wkern tables[KVS__N_SETS];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void build(void)
 {
-    for (int i = 0; i < N_SETS; i++) {
+    for (int i = 0; i < KVS__N_SETS; i++) {
         kvs__wkern_init_ref(&tables[i]);
         kvs__wkern_init_vec_ref(&tables[i]);
     }
@@ -24,29 +23,23 @@ static void build(void)
     /* the files of a tier are compiled for it, their init functions too */
     uint32_t cpu = kvs__cpu_detect();
     if (cpu & KVS_TIER_AVX2) {
-        kvs__wkern_init_avx2(&tables[SET_AVX2]);
-        kvs__wkern_init_vec_avx2(&tables[SET_AVX2]);
+        kvs__wkern_init_avx2(&tables[KVS__SET_AVX2]);
+        kvs__wkern_init_vec_avx2(&tables[KVS__SET_AVX2]);
     }
     if (cpu & KVS_TIER_AVX512) {
-        tables[SET_AVX512] = tables[SET_AVX2];
-        kvs__wkern_init_avx512(&tables[SET_AVX512]);
+        tables[KVS__SET_AVX512] = tables[KVS__SET_AVX2];
+        kvs__wkern_init_avx512(&tables[KVS__SET_AVX512]);
     }
 #elif defined(__aarch64__)
-    kvs__wkern_init_neon(&tables[SET_NEON]);
-    kvs__wkern_init_vec_neon(&tables[SET_NEON]);
+    kvs__wkern_init_neon(&tables[KVS__SET_NEON]);
+    kvs__wkern_init_vec_neon(&tables[KVS__SET_NEON]);
 #endif
 }
 
 const kvs__wkern *kvs__wkern_for(uint32_t tiers)
 {
     (void)pthread_once(&once, build);
-    if (tiers & KVS_TIER_NEON) {
-        return &tables[SET_NEON];
-    }
-    if (tiers & KVS_TIER_AVX512) {
-        return &tables[SET_AVX512];
-    }
-    return &tables[tiers & KVS_TIER_AVX2 ? SET_AVX2 : SET_REF];
+    return &tables[kvs__tier_set(tiers)];
 }
 
 size_t kvs__wmat_panel_rows(size_t k)

@@ -83,13 +83,7 @@ static void load_queries(const kvs__job *j, const kvs__work *w, uint32_t head, u
         size_t q_head = (size_t)head * j->rep + (row0 + r) % j->rep;
         const void *src = element(d->q, d->q_dtype, query * ts + q_head * hs);
         float *q = w->q + r * dim;
-        if (d->q_dtype == KVS_F16) {
-            j->kern->f32_from_f16(q, src, dim);
-        } else if (d->q_dtype == KVS_BF16) {
-            j->kern->f32_from_bf16(q, src, dim);
-        } else {
-            memcpy(q, src, dim * sizeof *q);
-        }
+        kvs__kern_widen(j->kern, q, src, d->q_dtype, dim);
     }
     if (k->rot) {
         j->kern->hadamard(w->q, n * dim / k->rot, k->rot);

@@ -18,17 +18,6 @@ static int64_t min64(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-static void widen(const kvs__kern *kern, float *dst, const void *src, kvs_dtype t, size_t n)
-{
-    if (t == KVS_F16) {
-        kern->f32_from_f16(dst, src, n);
-    } else if (t == KVS_BF16) {
-        kern->f32_from_bf16(dst, src, n);
-    } else {
-        memcpy(dst, src, n * sizeof *dst);
-    }
-}
-
 size_t kvs__center_get(const kvs__kern *kern, const kvs__store *s, uint32_t head, int64_t pos,
                        size_t n, float *dst)
 {
@@ -41,7 +30,8 @@ size_t kvs__center_get(const kvs__kern *kern, const kvs__store *s, uint32_t head
     while (s->layout != KVS_LAYOUT_RING && run < n && (pos / group + (int64_t)run) * group < end) {
         run++; /* a ring's rows start again somewhere */
     }
-    widen(kern, dst, kvs__center_at(s, seg, head, pos, slot), shape->dtype, run * shape->dim);
+    kvs__kern_widen(kern, dst, kvs__center_at(s, seg, head, pos, slot), shape->dtype,
+                    run * shape->dim);
     return run;
 }
 
@@ -114,7 +104,7 @@ void kvs__center_make(kvs_ctx *ctx, const kvs__store *s, const kvs__store *befor
     } else {
         memcpy(stored, dst, dim * sizeof *dst);
     }
-    widen(kern, dst, stored, shape->dtype, dim);
+    kvs__kern_widen(kern, dst, stored, shape->dtype, dim);
     for (size_t d = 0; d < dim; d++) {
         if (!(fabsf(dst[d]) <= FLT_MAX)) { /* one bad key shall not spoil all that follow */
             dst[d] = 0.0f;

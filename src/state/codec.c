@@ -221,27 +221,16 @@ kvs_status kvs_codec_parse(const char *name, kvs_codec *out, kvs_err *err)
 
 /* -- rows */
 
+/* Of n elements that begin with element `at` of the stored ones. */
 static void widen(const kvs__kern *k, float *dst, const void *src, kvs_dtype t, size_t at, size_t n)
 {
-    if (t == KVS_F32) {
-        memcpy(dst, (const float *)src + at, n * sizeof *dst);
-    } else if (t == KVS_F16) {
-        k->f32_from_f16(dst, (const uint16_t *)src + at, n);
-    } else {
-        k->f32_from_bf16(dst, (const uint16_t *)src + at, n);
-    }
+    kvs__kern_widen(k, dst, (const unsigned char *)src + at * dtype_bytes(t), t, n);
 }
 
 static void narrow(const kvs__kern *k, void *dst, kvs_dtype t, size_t at, const float *src,
                    size_t n)
 {
-    if (t == KVS_F32) {
-        memcpy((float *)dst + at, src, n * sizeof *src);
-    } else if (t == KVS_F16) {
-        k->f16_from_f32((uint16_t *)dst + at, src, n);
-    } else {
-        k->bf16_from_f32((uint16_t *)dst + at, src, n);
-    }
+    kvs__kern_narrow(k, (unsigned char *)dst + at * dtype_bytes(t), t, src, n);
 }
 
 /* Scales or biases to dst[at ...]: as narrow, but a NaN as MLX stores it. */

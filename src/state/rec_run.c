@@ -191,28 +191,6 @@ void kvs__rec_replay(kvs_ctx *ctx, const kvs__rec *r, kvs__rec_slot *dst, kvs__r
 
 /* -- convolution */
 
-static void to_dtype(const kvs__kern *k, kvs_dtype t, void *dst, const float *src, size_t n)
-{
-    if (t == KVS_F32) {
-        memcpy(dst, src, n * sizeof *src);
-    } else if (t == KVS_F16) {
-        k->f16_from_f32(dst, src, n);
-    } else {
-        k->bf16_from_f32(dst, src, n);
-    }
-}
-
-static void from_dtype(const kvs__kern *k, kvs_dtype t, float *dst, const void *src, size_t n)
-{
-    if (t == KVS_F32) {
-        memcpy(dst, src, n * sizeof *dst);
-    } else if (t == KVS_F16) {
-        k->f32_from_f16(dst, src, n);
-    } else {
-        k->f32_from_bf16(dst, src, n);
-    }
-}
-
 typedef struct conv_job {
     const kvs__kern *k;
     const kvs__rec *r;
@@ -230,7 +208,7 @@ static void gather(const conv_job *j, int64_t pos, size_t c, size_t n, float *ds
             memset(dst, 0, n * sizeof *dst);
             return;
         }
-        from_dtype(j->k, t, dst, kvs__rec_row(j->r, pos) + c * bytes, n);
+        kvs__kern_widen(j->k, dst, kvs__rec_row(j->r, pos) + c * bytes, t, n);
         return;
     }
     size_t ldx = stride_or(j->d->x_stride, j->r->spec.conv_dim);
@@ -239,8 +217,8 @@ static void gather(const conv_job *j, int64_t pos, size_t c, size_t n, float *ds
         memcpy(dst, x, n * sizeof *dst);
         return;
     }
-    to_dtype(j->k, t, half, x, n);
-    from_dtype(j->k, t, dst, half, n);
+    kvs__kern_narrow(j->k, half, t, x, n);
+    kvs__kern_widen(j->k, dst, half, t, n);
 }
 
 static void conv_item(void *arg, size_t item, uint32_t thread)
@@ -285,7 +263,7 @@ void kvs__rec_keep_rows(kvs_ctx *ctx, kvs__rec *r, const kvs_recurrent_step *ste
     size_t n = step->n_tokens;
     size_t ldx = stride_or(step->conv_x_stride, r->spec.conv_dim);
     for (size_t t = n > r->plan.n_rows ? n - r->plan.n_rows : 0; t < n; t++) {
-        to_dtype(kvs__ctx_kern(ctx), r->spec.conv_dtype, kvs__rec_row(r, at + (int64_t)t),
-                 step->conv_x + t * ldx, r->spec.conv_dim);
+        kvs__kern_narrow(kvs__ctx_kern(ctx), kvs__rec_row(r, at + (int64_t)t), r->spec.conv_dtype,
+                         step->conv_x + t * ldx, r->spec.conv_dim);
     }
 }

@@ -210,17 +210,6 @@ static kvs_planes planes_of_row(const rect *r, const kvs__fmt *fmt, uint32_t b, 
     return p;
 }
 
-static void narrow(const kvs__kern *kern, void *dst, const float *src, kvs_dtype t, size_t n)
-{
-    if (t == KVS_F16) {
-        kern->f16_from_f32(dst, src, n);
-    } else if (t == KVS_BF16) {
-        kern->bf16_from_f32(dst, src, n);
-    } else {
-        memcpy(dst, src, n * sizeof *src);
-    }
-}
-
 /* Values of the row's columns, at most a tile at a time. */
 static void put_values(const kvs_rows *set, const rect *r, const kvs__store *s, uint32_t b,
                        int side, float *rows)
@@ -234,8 +223,9 @@ static void put_values(const kvs_rows *set, const rect *r, const kvs__store *s, 
             uint64_t n = KVS__TILE - (uint64_t)at % KVS__TILE;
             n = n < w->end - w->start - done ? n : w->end - w->start - done;
             kvs__store_read(set->ctx, s, side, h, at, n, rows);
-            narrow(kvs__ctx_kern(set->ctx), cell(r, &s->fmt, side, 0, b, h, w->start + done), rows,
-                   r->dtype, (size_t)n * dim);
+            kvs__kern_narrow(kvs__ctx_kern(set->ctx),
+                             cell(r, &s->fmt, side, 0, b, h, w->start + done), r->dtype, rows,
+                             (size_t)n * dim);
             done += n;
         }
     }

@@ -250,17 +250,6 @@ void kvs__store_get_units(const kvs__store *s, int side, int plane, uint32_t hea
     }
 }
 
-static void widen(const kvs__kern *kern, float *dst, const void *src, kvs_dtype t, size_t n)
-{
-    if (t == KVS_F16) {
-        kern->f32_from_f16(dst, src, n);
-    } else if (t == KVS_BF16) {
-        kern->f32_from_bf16(dst, src, n);
-    } else {
-        memcpy(dst, src, n * sizeof *dst);
-    }
-}
-
 typedef struct write_job {
     kvs_ctx *ctx;
     kvs__store *dst;
@@ -319,7 +308,7 @@ static void write_rows(const write_job *j, int side, uint32_t head, int64_t at, 
         if (copy) {
             memcpy(scratch + i * dim * elem, src, dim * elem);
         } else {
-            widen(kern, rows + i * dim, src, j->kv->dtype, dim);
+            kvs__kern_widen(kern, rows + i * dim, src, j->kv->dtype, dim);
         }
     }
     if (copy) {

@@ -298,25 +298,6 @@ bool kvs__hist_room(kvs__history *h, size_t bytes)
     return false;
 }
 
-static bool grow_list(kvs__history *h, kvs__hlayer *hl)
-{
-    if (hl->n_blk < hl->cap) {
-        return true;
-    }
-    uint32_t cap = hl->cap ? 2 * hl->cap : 16;
-    kvs__hblock *p = kvs__alloc(h->ctx, cap * sizeof *p);
-    if (!p) {
-        return false;
-    }
-    if (hl->n_blk > 0) {
-        memcpy(p, hl->blk, hl->n_blk * sizeof *p);
-    }
-    kvs__free(h->ctx, hl->blk, hl->cap * sizeof *p);
-    hl->blk = p;
-    hl->cap = cap;
-    return true;
-}
-
 kvs__hblock *kvs__hist_insert(kvs__history *h, kvs__hlayer *hl, int64_t base)
 {
     uint32_t i = hl->n_blk;
@@ -327,9 +308,11 @@ kvs__hblock *kvs__hist_insert(kvs__history *h, kvs__hlayer *hl, int64_t base)
         return &hl->blk[i];
     }
     size_t bytes = note_bytes(hl);
-    if (!grow_list(h, hl)) {
+    kvs__hblock *blk = kvs__grow(h->ctx, hl->blk, &hl->cap, hl->n_blk, hl->n_blk + 1, sizeof *blk);
+    if (!blk) {
         return NULL;
     }
+    hl->blk = blk;
     unsigned char *data = kvs__calloc(h->ctx, 1, bytes);
     if (!data) {
         return NULL;

@@ -23,7 +23,8 @@ typedef struct kvs__hlayer {
     bool dense;    /* form of the notes: that below dense_until */
     int64_t end;   /* noted up to here */
     kvs__hblock *blk;
-    uint32_t n_blk, cap;
+    uint32_t n_blk;
+    size_t cap;
     kvs__layer *rec;  /* a recurrent layer, l is NULL then */
     size_t rec_bytes; /* of its planes, a multiple of 8 */
     size_t rec_at;    /* of them in a snapshot */
@@ -49,7 +50,8 @@ struct kvs__history {
     size_t rec_bytes;  /* of a snapshot; 0: no layer is recurrent */
     uint64_t rec_undo; /* tokens that every recurrent layer goes back by itself */
     kvs__hsnap *snap;  /* ascending */
-    uint32_t n_snaps, cap_snaps;
+    uint32_t n_snaps;
+    size_t cap_snaps;
     int64_t rec_end;          /* snapshots up to here were taken, or could not be */
     int64_t mark[KVS__MARKS]; /* positions worth one, the newest first; 0: none */
     /* entry that was restored, pinned */

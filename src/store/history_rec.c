@@ -103,31 +103,18 @@ bool kvs__hrec_drop_mark(kvs__history *h)
     return false;
 }
 
-static bool grow_list(kvs__history *h)
-{
-    if (h->n_snaps < h->cap_snaps) {
-        return true;
-    }
-    uint32_t cap = h->cap_snaps ? 2 * h->cap_snaps : 8;
-    kvs__hsnap *p = kvs__alloc(h->ctx, cap * sizeof *p);
-    if (!p) {
-        return false;
-    }
-    if (h->n_snaps > 0) {
-        memcpy(p, h->snap, h->n_snaps * sizeof *p);
-    }
-    kvs__free(h->ctx, h->snap, h->cap_snaps * sizeof *p);
-    h->snap = p;
-    h->cap_snaps = cap;
-    return true;
-}
-
 kvs__hsnap *kvs__hrec_insert(kvs__history *h, int64_t pos)
 {
     /* making room may widen the spacing */
-    if (!kvs__hist_room(h, h->rec_bytes) || !kvs__hrec_wanted(h, pos) || !grow_list(h)) {
+    if (!kvs__hist_room(h, h->rec_bytes) || !kvs__hrec_wanted(h, pos)) {
         return NULL;
     }
+    kvs__hsnap *snap =
+        kvs__grow(h->ctx, h->snap, &h->cap_snaps, h->n_snaps, h->n_snaps + 1, sizeof *snap);
+    if (!snap) {
+        return NULL;
+    }
+    h->snap = snap;
     unsigned char *data = kvs__calloc(h->ctx, 1, h->rec_bytes); /* gaps between planes are zeros */
     if (!data) {
         return NULL;

@@ -38,20 +38,12 @@ static bool add_name(void *arg, const char *name)
     if (len >= NAME_MAX_BYTES) {
         return true; /* none of ours */
     }
-    if (l->n == l->cap) {
-        size_t cap = l->cap ? l->cap * 2 : 64;
-        void *p = kvs__alloc(l->s->ctx, cap * NAME_MAX_BYTES);
-        if (!p) {
-            l->nomem = true;
-            return false;
-        }
-        if (l->n > 0) {
-            memcpy(p, l->v, l->n * NAME_MAX_BYTES);
-        }
-        kvs__free(l->s->ctx, l->v, l->cap * NAME_MAX_BYTES);
-        l->v = p;
-        l->cap = cap;
+    void *p = kvs__grow(l->s->ctx, l->v, &l->cap, l->n, l->n + 1, NAME_MAX_BYTES);
+    if (!p) {
+        l->nomem = true;
+        return false;
     }
+    l->v = p;
     memcpy(l->v[l->n++], name, len + 1);
     return true;
 }
@@ -354,19 +346,11 @@ static bool take_blocks(kvs_store *s, kvs__entry *e, const uint8_t *chunks)
 static kvs_status keep(scan *c, kvs__entry *e, kvs_err *err)
 {
     kvs_store *s = c->s;
-    if (c->n == c->cap) {
-        size_t cap = c->cap ? c->cap * 2 : 64;
-        kvs__entry **p = kvs__alloc(s->ctx, cap * sizeof(kvs__entry *));
-        if (!p) {
-            return kvs__nomem(err, "store", cap * sizeof(kvs__entry *));
-        }
-        if (c->n > 0) {
-            memcpy(p, c->entries, c->n * sizeof(kvs__entry *));
-        }
-        kvs__free(s->ctx, c->entries, c->cap * sizeof(kvs__entry *));
-        c->entries = p;
-        c->cap = cap;
+    kvs__entry **p = kvs__grow(s->ctx, c->entries, &c->cap, c->n, c->n + 1, sizeof(kvs__entry *));
+    if (!p) {
+        return kvs__nomem(err, "store", sizeof(kvs__entry *));
     }
+    c->entries = p;
     c->entries[c->n++] = e;
     return KVS_OK;
 }

@@ -17,19 +17,12 @@ static kvs_status grow(kvs_store *s, void **array, size_t *cap, size_t used, siz
     if (want <= *cap) {
         return KVS_OK;
     }
-    size_t n = *cap * 2 > want ? *cap * 2 : want < 16 ? 16 : want;
-    size_t bytes = 0;
-    void *p = kvs__mul_size(n, each, &bytes) ? kvs__alloc(s->ctx, bytes) : NULL;
+    char *p = kvs__grow(s->ctx, *array, cap, used, want, each);
     if (!p) {
-        return kvs__nomem(err, "store", bytes);
+        return kvs__nomem(err, "store", more * each);
     }
-    memset(p, 0, bytes);
-    if (used > 0) {
-        memcpy(p, *array, used * each);
-    }
-    kvs__free(s->ctx, *array, *cap * each);
+    memset(p + used * each, 0, (*cap - used) * each);
     *array = p;
-    *cap = n;
     return KVS_OK;
 }
 

@@ -152,6 +152,52 @@ static void test_counting(void **state)
     assert_true(heap.live == 0 && heap.blocks == 0 && heap.wrong == 0);
 }
 
+/* Items stay through every growth, memory is given back with the size it was taken with, a list
+ * doubles at least, and a failure changes nothing. */
+static void test_grow(void **state)
+{
+    (void)state;
+    fail_alloc heap = FAIL_ALLOC_INIT;
+    kvs_ctx *ctx = new_ctx(&heap, 1, 0);
+    size_t before = atomic_load(&heap.live);
+    long calls = atomic_load(&heap.calls);
+    uint32_t *list = NULL;
+    size_t cap = 0;
+    size_t n = 0;
+    for (; n < 1000; n++) {
+        uint32_t *p = kvs__grow(ctx, list, &cap, n, n + 1, sizeof *p);
+        assert_non_null(p);
+        assert_true(cap > n && atomic_load(&heap.live) == before + cap * sizeof *p);
+        list = p;
+        list[n] = (uint32_t)(n * n);
+    }
+    assert_int_equal(cap, 1024);
+    assert_int_equal(atomic_load(&heap.calls) - calls, 7); /* 16, 32 ... 1024 */
+    const size_t no_size[] = {SIZE_MAX, SIZE_MAX / 4 + 1};
+    for (size_t i = 0; i < 2; i++) { /* more than fits a size_t */
+        assert_null(kvs__grow(ctx, list, &cap, n, no_size[i], sizeof *list));
+    }
+    atomic_store(&heap.fail_at, atomic_load(&heap.calls));
+    assert_null(kvs__grow(ctx, list, &cap, n, 1025, sizeof *list));
+    assert_int_equal(cap, 1024);
+    for (size_t i = 0; i < n; i++) {
+        assert_int_equal(list[i], i * i);
+    }
+    uint32_t *same = kvs__grow(ctx, list, &cap, n, 1024, sizeof *list); /* it has room */
+    assert_ptr_equal(same, list);
+    uint32_t *more = kvs__grow(ctx, list, &cap, 1, 5000, sizeof *list); /* at once, keeping one */
+    assert_non_null(more);
+    assert_int_equal(cap, 5000);
+    assert_int_equal(more[0], 0);
+    kvs__free(ctx, more, cap * sizeof *more);
+    size_t huge = SIZE_MAX / 2 + 1;
+    char c = 0;
+    assert_null(kvs__grow(ctx, &c, &huge, 1, SIZE_MAX, 1)); /* twice that is no size */
+    kvs_ctx_free(ctx);
+    assert_int_equal(atomic_load(&heap.blocks), 0);
+    assert_int_equal(atomic_load(&heap.wrong), 0);
+}
+
 static void test_limit(void **state)
 {
     (void)state;
@@ -335,11 +381,12 @@ static void test_tiers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_status),  cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_sizes),   cmocka_unit_test(test_counting),
-        cmocka_unit_test(test_limit),   cmocka_unit_test(test_kth_failure),
-        cmocka_unit_test(test_options), cmocka_unit_test(test_scratch),
-        cmocka_unit_test(test_log),     cmocka_unit_test(test_tiers),
+        cmocka_unit_test(test_status),      cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_sizes),       cmocka_unit_test(test_counting),
+        cmocka_unit_test(test_grow),        cmocka_unit_test(test_limit),
+        cmocka_unit_test(test_kth_failure), cmocka_unit_test(test_options),
+        cmocka_unit_test(test_scratch),     cmocka_unit_test(test_log),
+        cmocka_unit_test(test_tiers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
