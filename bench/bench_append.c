@@ -12,28 +12,13 @@
 
 static float kv_rows[2 * 8 * HKV * DIM];
 
-static double cpu_now(void)
-{
-    struct timespec t;
-    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void must(kvs_status st, const char *what)
-{
-    if (st != KVS_OK) {
-        (void)fprintf(stderr, "%s: %s\n", what, kvs_status_name(st));
-        exit(1);
-    }
-}
-
 static void run(const char *name, kvs_layout layout, kvs_codec codec, uint32_t block)
 {
     kvs_ctx_opts co = KVS_CTX_OPTS_INIT;
     kvs_ctx *ctx = NULL;
     kvs_cache *c = NULL;
     co.n_threads = 1;
-    must(kvs_ctx_new(&co, &ctx, NULL), "ctx");
+    bench_must(kvs_ctx_new(&co, &ctx, NULL), "ctx");
     kvs_layer_spec s = KVS_LAYER_SPEC_INIT;
     kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
     s.n_kv_heads = HKV;
@@ -46,7 +31,7 @@ static void run(const char *name, kvs_layout layout, kvs_codec codec, uint32_t b
     s.max_block = 8;
     o.n_layers = 1;
     o.layers = &s;
-    must(kvs_cache_new(ctx, &o, &c, NULL), "cache");
+    bench_must(kvs_cache_new(ctx, &o, &c, NULL), "cache");
     kvs_kv kv = KVS_KV_INIT;
     kv.n_tokens = block;
     kv.k = kv_rows;
@@ -57,24 +42,24 @@ static void run(const char *name, kvs_layout layout, kvs_codec codec, uint32_t b
     for (int64_t mark = 1024; mark <= 1 << 20; mark *= 4) {
         /* amortised: from half the mark to the mark, growth included */
         while (at < mark / 2) {
-            must(kvs_cache_append(c, 0, &kv, NULL), "append");
+            bench_must(kvs_cache_append(c, 0, &kv, NULL), "append");
             at += block;
         }
-        double t = cpu_now();
+        double t = bench_cpu_now();
         int64_t from = at;
         while (at < mark) {
-            must(kvs_cache_append(c, 0, &kv, NULL), "append");
+            bench_must(kvs_cache_append(c, 0, &kv, NULL), "append");
             at += block;
         }
-        double ns = 1e9 * (cpu_now() - t) / (double)(at - from);
-        t = cpu_now();
+        double ns = 1e9 * (bench_cpu_now() - t) / (double)(at - from);
+        t = bench_cpu_now();
         for (int i = 0; i < 1000; i++) {
-            must(kvs_cache_rewind(c, 0, 1, NULL), "rewind");
+            bench_must(kvs_cache_rewind(c, 0, 1, NULL), "rewind");
             kv.n_tokens = 1;
-            must(kvs_cache_append(c, 0, &kv, NULL), "append");
+            bench_must(kvs_cache_append(c, 0, &kv, NULL), "append");
             kv.n_tokens = block;
         }
-        double back = 1e9 * (cpu_now() - t) / 1000;
+        double back = 1e9 * (bench_cpu_now() - t) / 1000;
         char what[96];
         (void)snprintf(what, sizeof what, "append%u/%s/T%lldk", block, name,
                        (long long)(mark >> 10));

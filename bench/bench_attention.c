@@ -40,23 +40,6 @@ static float *kv_block; /* [2][BLOCK][HKV][DIM] */
 static float *q;        /* [BLOCK][HQ][DIM] */
 static float *out;
 
-static void check(kvs_status st, const kvs_err *err)
-{
-    if (st != KVS_OK) {
-        (void)fprintf(stderr, "%s: %s\n", kvs_status_name(st), err->msg);
-        exit(1);
-    }
-}
-
-static void fill(float *x, size_t n)
-{
-    uint64_t s = 42;
-    for (size_t i = 0; i < n; i++) {
-        s = s * 6364136223846793005u + 1442695040888963407u;
-        x[i] = (float)(int32_t)(s >> 32) * 0x1p-31f;
-    }
-}
-
 static kvs_ctx *context(uint32_t threads, uint32_t tiers_off)
 {
     kvs_ctx_opts o = KVS_CTX_OPTS_INIT;
@@ -64,7 +47,7 @@ static kvs_ctx *context(uint32_t threads, uint32_t tiers_off)
     kvs_ctx *ctx = NULL;
     o.n_threads = threads;
     o.tiers_off = tiers_off;
-    check(kvs_ctx_new(&o, &ctx, &err), &err);
+    bench_check(kvs_ctx_new(&o, &ctx, &err), &err);
     return ctx;
 }
 
@@ -82,13 +65,13 @@ static kvs_cache *cache(kvs_ctx *ctx, const kvs_codec *codec, uint64_t tokens)
     o.n_layers = 1;
     o.layers = &s;
     o.reserve_tokens = tokens + 64;
-    check(kvs_cache_new(ctx, &o, &c, &err), &err);
+    bench_check(kvs_cache_new(ctx, &o, &c, &err), &err);
     kvs_kv kv = KVS_KV_INIT;
     kv.k = kv_block;
     kv.v = kv_block + (size_t)BLOCK * HKV * DIM;
     for (uint64_t done = 0; done < tokens; done += kv.n_tokens) {
         kv.n_tokens = tokens - done < BLOCK ? (uint32_t)(tokens - done) : BLOCK;
-        check(kvs_cache_append(c, 0, &kv, &err), &err);
+        bench_check(kvs_cache_append(c, 0, &kv, &err), &err);
     }
     return c;
 }
@@ -103,7 +86,7 @@ static double read_once(kvs_cache *c, uint32_t queries)
     d.out = out;
     d.scale = 0.0883883f;
     double t = bench_now();
-    check(kvs_cache_attend(c, 0, &d, &err), &err);
+    bench_check(kvs_cache_attend(c, 0, &d, &err), &err);
     return bench_now() - t;
 }
 
@@ -301,8 +284,8 @@ int main(int argc, char **argv)
     if (!kv_block || !q || !out) {
         return 1;
     }
-    fill(kv_block, (size_t)2 * BLOCK * HKV * DIM);
-    fill(q, (size_t)BLOCK * HQ * DIM);
+    bench_fill(kv_block, (size_t)2 * BLOCK * HKV * DIM);
+    bench_fill(q, (size_t)BLOCK * HQ * DIM);
     uint32_t have = kvs_cpu_tiers();
     uint32_t off[3] = {0, KVS_TIER_AVX512, KVS_TIER_ALL};
     for (int i = 0; i < (full ? 3 : 2); i++) {

@@ -24,14 +24,6 @@ typedef struct shape {
 
 static const shape shapes[] = {{"smollm2_135m", 30, 3, 64, 0}, {"gemma3_270m", 18, 1, 256, 512}};
 
-static void check(kvs_status st, const kvs_err *err)
-{
-    if (st != KVS_OK) {
-        (void)fprintf(stderr, "%s: %s\n", kvs_status_name(st), err->msg);
-        exit(1);
-    }
-}
-
 static kvs_cache *new_cache(kvs_ctx *ctx, const shape *s, kvs_pages *pages)
 {
     kvs_layer_spec spec[64];
@@ -54,7 +46,7 @@ static kvs_cache *new_cache(kvs_ctx *ctx, const shape *s, kvs_pages *pages)
     o.n_layers = s->n_layers;
     o.layers = spec;
     o.pages = pages;
-    check(kvs_cache_new(ctx, &o, &c, &err), &err);
+    bench_check(kvs_cache_new(ctx, &o, &c, &err), &err);
     return c;
 }
 
@@ -67,7 +59,7 @@ static void append(kvs_cache *c, uint32_t n)
     kv.v = zeros;
     kv.n_tokens = n;
     for (uint32_t i = 0; i < kvs_cache_n_layers(c); i++) {
-        check(kvs_cache_append(c, i, &kv, &err), &err);
+        bench_check(kvs_cache_append(c, i, &kv, &err), &err);
     }
 }
 
@@ -104,8 +96,8 @@ static double one_hit(kvs_ctx *ctx, kvs_prefix *ix, const shape *s, kvs_pages *p
     kvs_lease *lease = NULL;
     kvs_cache *c = new_cache(ctx, s, pages); /* a row has one before its prompt comes */
     double t = bench_now();
-    check(kvs_prefix_lookup(ix, key, 0, &lease, &hit, &err), &err);
-    check(kvs_prefix_attach(lease, c, &err), &err);
+    bench_check(kvs_prefix_lookup(ix, key, 0, &lease, &hit, &err), &err);
+    bench_check(kvs_prefix_attach(lease, c, &err), &err);
     kvs_prefix_release(lease);
     t = bench_now() - t;
     *n = hit.n_tokens;
@@ -124,9 +116,9 @@ static void hits(kvs_ctx *ctx, const shape *s)
     double cold[ROUNDS];
     double again[ROUNDS];
     size_t n = 0;
-    check(kvs_pages_new(ctx, NULL, &pages, &err), &err);
+    bench_check(kvs_pages_new(ctx, NULL, &pages, &err), &err);
     kvs_cache *c = new_cache(ctx, s, pages);
-    check(kvs_prefix_new(ctx, c, NULL, &ix, &err), &err);
+    bench_check(kvs_prefix_new(ctx, c, NULL, &ix, &err), &err);
     fill_ids(ids, TOKENS + 1, 1);
     double fresh = 0;
     for (uint32_t at = 512; at <= TOKENS;
@@ -134,7 +126,7 @@ static void hits(kvs_ctx *ctx, const shape *s)
         append(c, 512);
         key.n_ids = at;
         double t = bench_now();
-        check(kvs_prefix_publish(ix, &key, c, NULL, NULL, &err), &err);
+        bench_check(kvs_prefix_publish(ix, &key, c, NULL, NULL, &err), &err);
         fresh += bench_now() - t;
     }
     key.n_ids = TOKENS + 1;
@@ -144,7 +136,7 @@ static void hits(kvs_ctx *ctx, const shape *s)
         cold[r] = one_hit(ctx, ix, s, pages, &key, &n);
         key.n_ids = TOKENS;
         again[r] = bench_now();
-        check(kvs_prefix_publish(ix, &key, c, NULL, NULL, &err), &err);
+        bench_check(kvs_prefix_publish(ix, &key, c, NULL, NULL, &err), &err);
         again[r] = bench_now() - again[r];
         key.n_ids = TOKENS + 1;
     }
@@ -173,15 +165,15 @@ static void lookups(kvs_ctx *ctx, uint32_t entries)
     kvs_prefix_key key = {NULL, NULL, 0, ids, 64};
     kvs_prefix_hit hit = KVS_PREFIX_HIT_INIT;
     double t[2][ROUNDS];
-    check(kvs_pages_new(ctx, NULL, &pages, &err), &err);
+    bench_check(kvs_pages_new(ctx, NULL, &pages, &err), &err);
     kvs_cache *c = new_cache(ctx, &tiny, pages);
     append(c, 64);
-    check(kvs_prefix_new(ctx, c, NULL, &ix, &err), &err);
+    bench_check(kvs_prefix_new(ctx, c, NULL, &ix, &err), &err);
     double start = bench_now();
     for (uint32_t i = 0; i < entries; i++) {
         fill_ids(ids, 64, i + 10);
         ids[0] = (int32_t)(i % 1000);
-        check(kvs_prefix_publish(ix, &key, c, NULL, NULL, &err), &err);
+        bench_check(kvs_prefix_publish(ix, &key, c, NULL, NULL, &err), &err);
     }
     bench_line("insert_among_many", 1e6 * (bench_now() - start) / entries, "us", 0);
     for (uint32_t at = 64; at < PROMPT; at += 512) {
@@ -189,7 +181,7 @@ static void lookups(kvs_ctx *ctx, uint32_t entries)
     }
     fill_ids(ids, PROMPT + 1, 12); /* begins like one of them but for the first id */
     key.n_ids = PROMPT;
-    check(kvs_prefix_publish(ix, &key, c, NULL, NULL, &err), &err);
+    bench_check(kvs_prefix_publish(ix, &key, c, NULL, NULL, &err), &err);
     key.n_ids = PROMPT + 1;
     for (int r = 0; r < ROUNDS; r++) {
         for (int k = 0; k < 2; k++) {
@@ -197,7 +189,7 @@ static void lookups(kvs_ctx *ctx, uint32_t entries)
             ids[PROMPT - 1] += k;
             spoil();
             t[k][r] = bench_now();
-            check(kvs_prefix_lookup(ix, &key, 0, &lease, &hit, &err), &err);
+            bench_check(kvs_prefix_lookup(ix, &key, 0, &lease, &hit, &err), &err);
             t[k][r] = bench_now() - t[k][r];
             kvs_prefix_release(lease);
             ids[PROMPT - 1] -= k;
@@ -232,7 +224,7 @@ int main(int argc, char **argv)
     kvs_err err = {KVS_OK, 0, "", ""};
     kvs_ctx *ctx = NULL;
     o.n_threads = 1;
-    check(kvs_ctx_new(&o, &ctx, &err), &err);
+    bench_check(kvs_ctx_new(&o, &ctx, &err), &err);
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         hits(ctx, &shapes[i]);
     }

@@ -48,24 +48,17 @@ static void once(const work *w)
 }
 
 /* CPU seconds of the thread: another process on the core doesn't count. */
-static double cpu_now(void)
-{
-    struct timespec t;
-    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static double rate(const work *w)
 {
     double r[ROUNDS];
     for (int i = 0; i < ROUNDS; i++) {
         long n = 0;
-        double start = cpu_now();
+        double start = bench_cpu_now();
         double t = 0;
         do {
             once(w);
             n++;
-            t = cpu_now() - start;
+            t = bench_cpu_now() - start;
         } while (t < PASS);
         r[i] = (double)n * ROWS * DIM / t;
     }

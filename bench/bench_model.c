@@ -76,14 +76,6 @@ typedef struct rates {
     size_t n_peer[N_PLANS];
 } rates;
 
-static void check(kvs_status st, const kvs_err *err)
-{
-    if (st != KVS_OK) {
-        (void)fprintf(stderr, "%s: %s\n", kvs_status_name(st), err->msg);
-        exit(1);
-    }
-}
-
 static bool named(const options *o, const char *what)
 {
     bool any = false;
@@ -124,9 +116,9 @@ static void open_session(bench *b, size_t i)
     kvs_plan_opts p = KVS_PLAN_OPTS_INIT;
     kvs_session_opts o = KVS_SESSION_OPTS_INIT;
     p.kv = plans[i];
-    check(kvs_plan_new(b->ctx, b->model, &p, &b->plan[i], &err), &err);
+    bench_check(kvs_plan_new(b->ctx, b->model, &p, &b->plan[i], &err), &err);
     o.plan = b->plan[i];
-    check(kvs_session_new(b->ctx, b->model, &o, &b->session[i], &err), &err);
+    bench_check(kvs_session_new(b->ctx, b->model, &o, &b->session[i], &err), &err);
 }
 
 static void open_model(bench *b)
@@ -135,9 +127,9 @@ static void open_model(bench *b)
     kvs_ctx_opts o = KVS_CTX_OPTS_INIT;
     o.n_threads = b->o->threads;
     b->info = (kvs_model_info)KVS_MODEL_INFO_INIT;
-    check(kvs_ctx_new(&o, &b->ctx, &err), &err);
-    check(kvs_model_open(b->ctx, b->path, NULL, &b->model, &err), &err);
-    check(kvs_model_get_info(b->model, &b->info), &err);
+    bench_check(kvs_ctx_new(&o, &b->ctx, &err), &err);
+    bench_check(kvs_model_open(b->ctx, b->path, NULL, &b->model, &err), &err);
+    bench_check(kvs_model_get_info(b->model, &b->info), &err);
 }
 
 static void close_model(bench *b)
@@ -157,7 +149,7 @@ static void close_model(bench *b)
 static void go_to(bench *b, size_t plan, size_t n)
 {
     kvs_err err = {KVS_OK, 0, "", ""};
-    check(kvs_session_sync(b->session[plan], b->tokens, n, NULL, &err), &err);
+    bench_check(kvs_session_sync(b->session[plan], b->tokens, n, NULL, &err), &err);
 }
 
 /* ---- limits */
@@ -219,7 +211,7 @@ static double decode_once(bench *b, size_t plan, uint32_t depth, uint32_t n)
     }
     double t = bench_now();
     for (uint32_t i = 0; i < n; i++) {
-        check(kvs_session_append(s, b->tokens + (held + i) % b->n_tokens, 1, &err), &err);
+        bench_check(kvs_session_append(s, b->tokens + (held + i) % b->n_tokens, 1, &err), &err);
     }
     return n / (bench_now() - t);
 }
@@ -411,7 +403,7 @@ static int child(char **argv)
     double peak = 0;
     size_t state = 0;
     resident(b.path, &mapped, &peak);
-    check(kvs_plan_bytes(b.plan[0], n, &state, NULL, &err), &err);
+    bench_check(kvs_plan_bytes(b.plan[0], n, &state, NULL, &err), &err);
     (void)printf("%.3f %.0f\n", t * 1e3, peak - mapped - (double)state);
     close_model(&b);
     return 0;

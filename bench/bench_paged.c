@@ -23,23 +23,6 @@ static float *kv_block; /* [2][BLOCK][HKV][DIM] */
 static float *q;        /* [BLOCK][HQ][DIM] */
 static float *out;
 
-static void check(kvs_status st, const kvs_err *err)
-{
-    if (st != KVS_OK) {
-        (void)fprintf(stderr, "%s: %s\n", kvs_status_name(st), err->msg);
-        exit(1);
-    }
-}
-
-static void fill(float *x, size_t n)
-{
-    uint64_t s = 42;
-    for (size_t i = 0; i < n; i++) {
-        s = s * 6364136223846793005u + 1442695040888963407u;
-        x[i] = (float)(int32_t)(s >> 32) * 0x1p-31f;
-    }
-}
-
 static kvs_cache *empty_cache(kvs_ctx *ctx, const kvs_codec *codec, uint32_t block, uint64_t tokens)
 {
     kvs_err err = {KVS_OK, 0, "", ""};
@@ -56,7 +39,7 @@ static kvs_cache *empty_cache(kvs_ctx *ctx, const kvs_codec *codec, uint32_t blo
     o.layers = &s;
     o.reserve_tokens = tokens + 64;
     o.block_tokens = block;
-    check(kvs_cache_new(ctx, &o, &c, &err), &err);
+    bench_check(kvs_cache_new(ctx, &o, &c, &err), &err);
     if (block) {
         kvs__pages_scramble(c->pages, 12345);
     }
@@ -68,7 +51,7 @@ static void spread(kvs_cache *c, uint64_t tokens)
 {
     kvs_err err = {KVS_OK, 0, "", ""};
     if (c->pages) {
-        check(kvs_cache_reserve(c, 0, (uint32_t)tokens, &err), &err);
+        bench_check(kvs_cache_reserve(c, 0, (uint32_t)tokens, &err), &err);
     }
 }
 
@@ -81,7 +64,7 @@ static double append_all(kvs_cache *c, uint64_t tokens)
     kv.n_tokens = BLOCK;
     double t = bench_now();
     for (uint64_t done = 0; done < tokens; done += kv.n_tokens) {
-        check(kvs_cache_append(c, 0, &kv, &err), &err);
+        bench_check(kvs_cache_append(c, 0, &kv, &err), &err);
     }
     return bench_now() - t;
 }
@@ -96,7 +79,7 @@ static double read_once(kvs_cache *c, uint32_t queries)
     d.out = out;
     d.scale = 0.0883883f;
     double t = bench_now();
-    check(kvs_cache_attend(c, 0, &d, &err), &err);
+    bench_check(kvs_cache_attend(c, 0, &d, &err), &err);
     return bench_now() - t;
 }
 
@@ -177,13 +160,13 @@ int main(int argc, char **argv)
     if (!kv_block || !q || !out) {
         return 1;
     }
-    fill(kv_block, (size_t)2 * BLOCK * HKV * DIM);
-    fill(q, (size_t)BLOCK * HQ * DIM);
+    bench_fill(kv_block, (size_t)2 * BLOCK * HKV * DIM);
+    bench_fill(q, (size_t)BLOCK * HQ * DIM);
     kvs_ctx_opts o = KVS_CTX_OPTS_INIT;
     kvs_err err = {KVS_OK, 0, "", ""};
     kvs_ctx *ctx = NULL;
     o.n_threads = threads;
-    check(kvs_ctx_new(&o, &ctx, &err), &err);
+    bench_check(kvs_ctx_new(&o, &ctx, &err), &err);
     const kvs_codec bf16 = KVS_CODEC_DENSE(KVS_BF16);
     const kvs_codec q4 = KVS_CODEC_AFFINE(4, 64, KVS_F16);
     const kvs_codec *codec[2] = {&bf16, &q4};

@@ -15,21 +15,6 @@
 
 static float kv_rows[2 * 512 * HKV * DIM];
 
-static double cpu_now(void)
-{
-    struct timespec t;
-    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static void must(kvs_status st, const char *what)
-{
-    if (st != KVS_OK) {
-        (void)fprintf(stderr, "%s: %s\n", what, kvs_status_name(st));
-        exit(1);
-    }
-}
-
 typedef struct setup {
     kvs_ctx *ctx;
     kvs_rows *rows;
@@ -43,7 +28,7 @@ static void append(kvs_cache *c, uint32_t n)
     kv.k = kv_rows;
     kv.v = kv_rows + (size_t)512 * HKV * DIM;
     for (uint32_t i = 0; i < LAYERS; i++) {
-        must(kvs_cache_append(c, i, &kv, NULL), "append");
+        bench_must(kvs_cache_append(c, i, &kv, NULL), "append");
     }
 }
 
@@ -54,7 +39,7 @@ static setup open_setup(kvs_codec codec, uint32_t window)
     kvs_layer_spec spec[LAYERS];
     kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
     co.n_threads = 1;
-    must(kvs_ctx_new(&co, &s.ctx, NULL), "ctx");
+    bench_must(kvs_ctx_new(&co, &s.ctx, NULL), "ctx");
     for (uint32_t i = 0; i < LAYERS; i++) {
         kvs_layer_spec init = KVS_LAYER_SPEC_INIT;
         spec[i] = init;
@@ -69,8 +54,8 @@ static setup open_setup(kvs_codec codec, uint32_t window)
     }
     o.n_layers = LAYERS;
     o.layers = spec;
-    must(kvs_cache_new(s.ctx, &o, &s.cache, NULL), "cache");
-    must(kvs_rows_merge(s.ctx, &s.cache, 1, &s.rows, NULL), "rows");
+    bench_must(kvs_cache_new(s.ctx, &o, &s.cache, NULL), "cache");
+    bench_must(kvs_rows_merge(s.ctx, &s.cache, 1, &s.rows, NULL), "rows");
     return s;
 }
 
@@ -88,13 +73,13 @@ static double rounds(setup *s, double *write)
     o.n_drafts = DRAFTS;
     *write = 0;
     for (int i = 0; i < ROUNDS; i++) {
-        double t0 = cpu_now();
-        must(kvs_txn_begin(s->rows, &o, NULL), "begin");
-        double t1 = cpu_now();
+        double t0 = bench_cpu_now();
+        bench_must(kvs_txn_begin(s->rows, &o, NULL), "begin");
+        double t1 = bench_cpu_now();
         append(s->cache, DRAFTS + 1);
-        double t2 = cpu_now();
-        must(kvs_txn_resolve_all(s->rows, 0, NULL), "resolve");
-        double t3 = cpu_now();
+        double t2 = bench_cpu_now();
+        bench_must(kvs_txn_resolve_all(s->rows, 0, NULL), "resolve");
+        double t3 = bench_cpu_now();
         spent += t1 - t0 + t3 - t2;
         *write += t2 - t1;
     }
@@ -110,11 +95,11 @@ static double forks(const setup *s, double *first)
     int n = 200;
     for (int i = 0; i < n; i++) {
         kvs_cache *f = NULL;
-        double t0 = cpu_now();
-        must(kvs_cache_fork(s->cache, KVS_ALL_TOKENS, &f, NULL), "fork");
-        double t1 = cpu_now();
+        double t0 = bench_cpu_now();
+        bench_must(kvs_cache_fork(s->cache, KVS_ALL_TOKENS, &f, NULL), "fork");
+        double t1 = bench_cpu_now();
         append(f, 1);
-        double t2 = cpu_now();
+        double t2 = bench_cpu_now();
         kvs_cache_free(f);
         spent += t1 - t0;
         *first += t2 - t1;

@@ -40,14 +40,6 @@ typedef struct bench {
     double fma_peak;  /* FLOP/s; 0: not known */
 } bench;
 
-static void check(kvs_status st, const kvs_err *err)
-{
-    if (st < KVS_OK) {
-        (void)fprintf(stderr, "%s: %s\n", kvs_status_name(st), err->msg);
-        exit(1);
-    }
-}
-
 static kvs_session *new_session(const bench *b)
 {
     kvs_err err = {KVS_OK, 0, "", ""};
@@ -55,7 +47,7 @@ static kvs_session *new_session(const bench *b)
     kvs_session *s = NULL;
     o.plan = b->plan;
     o.batch = b->batch;
-    check(kvs_session_new(b->ctx, b->model, &o, &s, &err), &err);
+    bench_check(kvs_session_new(b->ctx, b->model, &o, &s, &err), &err);
     return s;
 }
 
@@ -69,7 +61,7 @@ static void fill(const bench *b, kvs_session *s, uint32_t row, size_t n)
         x = x * 6364136223846793005u + 1442695040888963407u;
         tokens[i] = (int32_t)((x >> 33) % b->n_vocab);
     }
-    check(kvs_session_sync(s, tokens, n, NULL, &err), &err);
+    bench_check(kvs_session_sync(s, tokens, n, NULL, &err), &err);
     free(tokens);
 }
 
@@ -119,7 +111,7 @@ static double decode_rows(const bench *b, kvs_session **s, uint32_t n, uint32_t 
     }
     double t0 = bench_now();
     for (uint32_t i = 0; i < steps; i++) {
-        check(kvs_batch_eval(b->batch, &e, &err), &err);
+        bench_check(kvs_batch_eval(b->batch, &e, &err), &err);
     }
     return (double)n * steps / (bench_now() - t0);
 }
@@ -226,13 +218,13 @@ static void verify_rows(const bench *b, const verify_case *c, size_t n, uint32_t
         o.draft = wrong_drafts;
         s[i] = new_session(b);
         fill(b, s[i], i, depth);
-        check(kvs_spec_new(s[i], &o, &spec[i], &err), &err);
+        bench_check(kvs_spec_new(s[i], &o, &spec[i], &err), &err);
     }
     for (uint32_t r = 0; r < reps; r++) {
         for (size_t i = 0; i < n; i++) {
             n_wrong = c[i].tokens - 1;
             double t0 = bench_now();
-            check(kvs_spec_next_rows(b->batch, spec, c[i].rows, &err), &err);
+            bench_check(kvs_spec_next_rows(b->batch, spec, c[i].rows, &err), &err);
             t[i][r] = bench_now() - t0;
         }
     }
@@ -317,29 +309,29 @@ static void draft_one(const bench *b, const draft_case *c, uint32_t n_new, doubl
     so.top_p = 1.0f;
     so.min_p = 0.0f;
     so.seed = 1;
-    check(kvs_sampler_new(b->ctx, &so, b->n_vocab, &sampler, &err), &err);
-    check(kvs_tokenizer_encode(kvs_model_tokenizer(b->model), c->prompt, strlen(c->prompt),
-                               KVS_TOKENIZE_SPECIAL, ids, 1024, &n, &err),
-          &err);
+    bench_check(kvs_sampler_new(b->ctx, &so, b->n_vocab, &sampler, &err), &err);
+    bench_check(kvs_tokenizer_encode(kvs_model_tokenizer(b->model), c->prompt, strlen(c->prompt),
+                                     KVS_TOKENIZE_SPECIAL, ids, 1024, &n, &err),
+                &err);
     o.sampler = sampler;
     o.draft = c->wrong ? wrong_drafts : NULL;
     n_wrong = 15;
     for (int i = 0; i < 2; i++) {
-        check(kvs_session_sync(s[i], ids, n, NULL, &err), &err);
+        bench_check(kvs_session_sync(s[i], ids, n, NULL, &err), &err);
     }
-    check(kvs_spec_new(s[1], &o, &spec, &err), &err);
+    bench_check(kvs_spec_new(s[1], &o, &spec, &err), &err);
     for (size_t end = n; end < n + n_new;) {
         end += 16;
         double t0 = bench_now();
         while (held(s[1], &tokens[1]) < end) {
-            check(kvs_spec_next(spec, &err), &err);
+            bench_check(kvs_spec_next(spec, &err), &err);
         }
         double t1 = bench_now();
         end = held(s[1], &tokens[1]);
         while (held(s[0], &tokens[0]) < end) {
             int32_t token = 0;
-            check(kvs_session_sample(s[0], sampler, &token, &err), &err);
-            check(kvs_session_append(s[0], &token, 1, &err), &err);
+            bench_check(kvs_session_sample(s[0], sampler, &token, &err), &err);
+            bench_check(kvs_session_append(s[0], &token, 1, &err), &err);
         }
         time[1] += t1 - t0;
         time[0] += bench_now() - t1;
@@ -351,7 +343,7 @@ static void draft_one(const bench *b, const draft_case *c, uint32_t n_new, doubl
     }
     *plain_rate = (double)(made - n) / time[0];
     *rate = (double)(made - n) / time[1];
-    check(kvs_spec_get_stats(spec, stats), &err);
+    bench_check(kvs_spec_get_stats(spec, stats), &err);
     kvs_spec_free(spec);
     kvs_sampler_free(sampler);
     kvs_session_free(s[0]);
@@ -451,21 +443,21 @@ static void open_model(bench *b)
     kvs_plan_opts po = KVS_PLAN_OPTS_INIT;
     kvs_batch_opts bo = KVS_BATCH_OPTS_INIT;
     co.n_threads = b->threads;
-    check(kvs_ctx_new(&co, &b->ctx, &err), &err);
+    bench_check(kvs_ctx_new(&co, &b->ctx, &err), &err);
     (void)kvs_ctx_get_stats(b->ctx, &cs);
     b->threads = cs.n_threads;
-    check(kvs_model_open(b->ctx, b->path, NULL, &b->model, &err), &err);
+    bench_check(kvs_model_open(b->ctx, b->path, NULL, &b->model, &err), &err);
     b->info = info;
     (void)kvs_model_get_info(b->model, &b->info);
     b->n_vocab = b->info.n_vocab;
     b->read_rate = bench_read_rate(b->threads, (size_t)128 << 20, 5);
     b->fma_peak = bench_fma_peak(cs.tiers, b->threads);
     po.n_ctx = 4096;
-    check(kvs_plan_new(b->ctx, b->model, &po, &b->plan, &err), &err);
+    bench_check(kvs_plan_new(b->ctx, b->model, &po, &b->plan, &err), &err);
     bo.max_rows = MAX_ROWS;
     bo.max_logits = 40;
     bo.n_ctx = 4096;
-    check(kvs_batch_new(b->ctx, b->model, &bo, &b->batch, &err), &err);
+    bench_check(kvs_batch_new(b->ctx, b->model, &bo, &b->batch, &err), &err);
     printf("%s, %u threads, %s\n", b->path, b->threads, bench_tier_name(cs.tiers));
     bench_line("read rate", 1e-9 * b->read_rate, "GB/s", 0);
     bench_line("FMA peak", 1e-9 * b->fma_peak, "GFLOP/s", 0);

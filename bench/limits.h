@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* limits.h: what the benches share: the clock, medians, the machine's limits measured in the run
- * (read bandwidth, f32 FMA peak of a tier) and the CSV lines `bench,case,value,unit,limit,ratio`.
- * ratio = value / limit; both empty where there is no limit. */
+/* limits.h: what the benches share: clocks, medians, numbers to work on, the machine's limits
+ * measured in the run (read bandwidth, f32 FMA peak of a tier) and the CSV lines
+ * `bench,case,value,unit,limit,ratio`. ratio = value / limit; both empty where there is no limit. */
 #ifndef KVS_BENCH_LIMITS_H
 #define KVS_BENCH_LIMITS_H
 
@@ -24,6 +24,38 @@ __attribute__((unused)) static double bench_now(void)
     struct timespec t;
     (void)clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* CPU time of the calling thread. */
+__attribute__((unused)) static double bench_cpu_now(void)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* A bench that cannot do what it measures ends. */
+__attribute__((unused)) static void bench_must(kvs_status st, const char *what)
+{
+    if (st < KVS_OK) {
+        (void)fprintf(stderr, "%s: %s\n", what, kvs_status_name(st));
+        exit(1);
+    }
+}
+
+__attribute__((unused)) static void bench_check(kvs_status st, const kvs_err *err)
+{
+    bench_must(st, err->msg);
+}
+
+/* Numbers in [-1, 1), the same in each run. */
+__attribute__((unused)) static void bench_fill(float *x, size_t n)
+{
+    uint64_t s = 42;
+    for (size_t i = 0; i < n; i++) {
+        s = s * 6364136223846793005u + 1442695040888963407u;
+        x[i] = (float)(int32_t)(s >> 32) * 0x1p-31f;
+    }
 }
 
 static int bench_cmp(const void *a, const void *b)

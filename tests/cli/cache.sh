@@ -5,40 +5,7 @@
 set -u
 kvstate=$1
 corpus=$2
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-cd "$dir" || exit 1
-bad=0
-n=0
-
-report() {
-    n=$((n + 1))
-    if [ "$1" = 0 ]; then
-        echo "ok $n - $2"
-    else
-        echo "not ok $n - $2"
-        bad=1
-        sed 's/^/# out: /' out | head -5
-        sed 's/^/# err: /' err | head -5
-    fi
-}
-
-# expect NAME STATUS PATTERN COMMAND...
-expect() {
-    name=$1
-    want=$2
-    pattern=$3
-    shift 3
-    "$@" >out 2>err </dev/null
-    got=$?
-    cat out err >both
-    if [ "$got" = "$want" ] && grep -q -- "$pattern" both; then
-        report 0 "$name"
-    else
-        echo "# status $got, expected $want and \"$pattern\""
-        report 1 "$name"
-    fi
-}
+. "$(dirname "$0")/expect.sh"
 
 cache() {
     "$kvstate" cache "$@" --cache-dir state
@@ -127,5 +94,4 @@ expect "compressed" 3 "zcat" "$kvstate" cache simulate packed
 : >empty
 expect "empty" 3 "no requests" "$kvstate" cache simulate empty
 
-echo "1..$n"
-exit $bad
+finish

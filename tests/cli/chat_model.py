@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tempfile
 
+import models
+
 TURNS = ["My name is Ada and I like trains. What is a train?", "Name two colours, please. \U0001f682",
          "  And what is two plus two?  ", "Thank you, good bye."]
 PLANS = [[], ["--window", "48", "-b", "16"], ["--kv", "q8"], ["--kv", "q4", "--window", "48", "-b", "16"]]
@@ -56,10 +58,8 @@ def four_turns(talk, name):
 
 def main():
     kvstate, name = sys.argv[1:]
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    model = os.path.join(cache, "kvstate", "models", name)
-    if not os.path.exists(model):
-        print("SKIP: %s is absent; scripts/fetch-model.sh gets it" % model)
+    model = models.find(name)
+    if not model:
         return 77
     for plan in PLANS:
         turns = four_turns(Talk(kvstate, model, plan), " ".join(plan) or "f16")

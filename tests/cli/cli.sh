@@ -5,11 +5,7 @@ set -u
 export KVSTATE_NO_CACHE=1
 kvstate=$1
 tiny_model=$2
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-cd "$dir" || exit 1
-bad=0
-n=0
+. "$(dirname "$0")/expect.sh"
 
 "$tiny_model" llama m.gguf && "$tiny_model" mamba other.gguf || exit 1
 head -c 20000 m.gguf >cut.gguf
@@ -18,35 +14,6 @@ printf 'one two three' >prompt.txt
 printf 'a\n{{ messages | urlize }}' >bad.jinja
 printf '{{ raise_exception("no such luck") }}' >raise.jinja
 printf '<|im_start|>{{ messages[0].content }}<|im_end|>' >own.jinja
-
-report() {
-    n=$((n + 1))
-    if [ "$1" = 0 ]; then
-        echo "ok $n - $2"
-    else
-        echo "not ok $n - $2"
-        bad=1
-        sed 's/^/# out: /' out | head -5
-        sed 's/^/# err: /' err | head -5
-    fi
-}
-
-# expect NAME STATUS PATTERN COMMAND...: the pattern is looked for in both streams together.
-expect() {
-    name=$1
-    want=$2
-    pattern=$3
-    shift 3
-    "$@" >out 2>err </dev/null
-    got=$?
-    cat out err >both
-    if [ "$got" = "$want" ] && grep -q -- "$pattern" both; then
-        report 0 "$name"
-    else
-        echo "# status $got, expected $want and \"$pattern\""
-        report 1 "$name"
-    fi
-}
 
 run() {
     "$kvstate" run -m m.gguf -p "hello there" --seed 7 -n 12 -q "$@"
@@ -275,5 +242,4 @@ for shell in bash zsh fish; do
 done
 expect "completion for others" 2 "csh" "$kvstate" --completion csh
 
-echo "1..$n"
-exit $bad
+finish

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import models
+
 EXTRA = 32 << 20
 
 os.environ["KVSTATE_NO_CACHE"] = "1"  # what is saved has tests of its own
@@ -22,10 +24,8 @@ def run(command):
 
 def main():
     kvstate, name = sys.argv[1:]
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    model = os.path.join(cache, "kvstate", "models", name)
-    if not os.path.exists(model):
-        print("SKIP: %s is absent; scripts/fetch-model.sh gets it" % model)
+    model = models.find(name)
+    if not model:
         return 77
     prompt = "The quick brown fox jumps over the lazy dog. " * 60
     bad = 0

@@ -5,41 +5,14 @@
 set -u
 kvstate=$1
 tiny_model=$2
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-cd "$dir" || exit 1
-bad=0
-n=0
+. "$(dirname "$0")/expect.sh"
 
 "$tiny_model" llama m.gguf || exit 1
-
-# check NAME STATUS PATTERN: what the last run left in out, err and got; the pattern in both streams.
-check() {
-    n=$((n + 1))
-    cat out err >both
-    if [ "$got" = "$2" ] && grep -q -- "$3" both; then
-        echo "ok $n - $1"
-    else
-        echo "not ok $n - $1: status $got, expected $2 and \"$3\""
-        sed 's/^/# /' both | head -8
-        bad=1
-    fi
-}
 
 # run ARGS...: greedy, so that the same state gives the same text.
 run() {
     "$kvstate" run -m m.gguf --raw --temp 0 -n 8 "$@" >out 2>err </dev/null
     got=$?
-}
-
-same() {
-    n=$((n + 1))
-    if cmp -s "$2" "$3"; then
-        echo "ok $n - $1"
-    else
-        echo "not ok $n - $1"
-        bad=1
-    fi
 }
 
 run --kv bf16 -p "hello there, all of you"
@@ -53,13 +26,8 @@ same "warm equals cold" out cold
 same "an existing file is not touched" f.safetensors first
 run --kv bf16 -p "hello there, all of you" --prompt-cache f.safetensors --prompt-cache-all --json
 check "json" 0 '"reused_tokens":[1-9]'
-n=$((n + 1))
-if cmp -s f.safetensors first; then
-    echo "not ok $n - written after the answer"
-    bad=1
-else
-    echo "ok $n - written after the answer"
-fi
+! cmp -s f.safetensors first
+report $? "written after the answer"
 run --kv bf16 -p "something else" --prompt-cache f.safetensors
 check "another prompt" 0 "f.safetensors: .* tokens"
 run --kv f16 -p "hello" --prompt-cache f.safetensors
@@ -79,4 +47,4 @@ same "the prompt continues them" out cold
 "$kvstate" run -m m.gguf --kv config:none.json -p x >out 2>err </dev/null
 got=$?
 check "kv_config.json" 3 "none.json"
-exit $bad
+finish

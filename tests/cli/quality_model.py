@@ -6,11 +6,12 @@ The text comes from the Debian package debian-policy, unpacked without being ins
 import gzip
 import hashlib
 import json
-import os
 import pathlib
 import subprocess
 import sys
 import tempfile
+
+import models
 
 TEXT = "usr/share/doc/debian-policy/policy.txt.gz"
 SHA256 = "89dba06600463ed858b4ccd3bdf4e72452c512589f1029548346e5284eb71374"
@@ -37,10 +38,8 @@ def policy(folder):
 
 def main():
     kvstate, name = sys.argv[1:]
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    model = os.path.join(cache, "kvstate", "models", name)
-    if not os.path.exists(model):
-        print("SKIP: %s is absent; scripts/fetch-model.sh gets it" % model)
+    model = models.find(name)
+    if not model:
         return 77
     with tempfile.TemporaryDirectory() as folder:
         text = policy(pathlib.Path(folder))

@@ -12,6 +12,8 @@ import sys
 import tempfile
 import time
 
+import models
+
 SIZE = ("-n", "24", "--seed", "7")
 
 
@@ -228,10 +230,8 @@ def main():
                 first_and_second(p, here, plans, computed)
                 damage(p, here)
         else:
-            cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-            model = os.path.join(cache, "kvstate", "models", what)
-            if not os.path.exists(model):
-                print("SKIP: %s is absent; scripts/fetch-model.sh gets it" % model)
+            model = models.find(what)
+            if not model:
                 return 77
             p = Program(kvstate, model, "Memory is what remains of the past. " * 40)
             first_and_second(p, folder, [[], ["--kv", "q8"], ["--kv", "q4", "--window", "100", "--sinks", "4"],

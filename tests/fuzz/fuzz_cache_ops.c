@@ -2,12 +2,10 @@
 /* fuzz_cache_ops.c: the input is an op program (diff/ops.h): its first byte chooses tiers, threads
  * and a failing allocation. A disagreement with the naive model traps. */
 #include <stddef.h>
-#include <stdint.h>
 
 #include "diff/ops.h"
+#include "fuzz/fuzz.h"
 #include "kvstate/kvstate.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /* fuzz_gguf.c: the input is a GGUF file. Opening must end with a handle whose every view can be
  * read, or with an error that has a text; memory must follow the input's size, not its claims. */
-#include <stdint.h>
 #include <stdlib.h>
 
 #include "engine/gguf.h"
+#include "fuzz/fuzz.h"
 #include "support/gguf_walk.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

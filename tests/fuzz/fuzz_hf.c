@@ -2,23 +2,13 @@
 /* fuzz_hf.c: the input is a model directory: two bytes with the length of config.json, the same for
  * the index (0: none), their texts, and the rest is the safetensors file. It opens and computes a
  * few tokens, or is refused with a text; memory is bounded whatever the numbers say. */
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include "engine/json.h" /* the engine is linked */
-#include "kvstate/session.h"
+#include "fuzz/fuzz_use.h"
 #include "support/hf_build.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-#define CHECK(x)                                                                                   \
-    do {                                                                                           \
-        if (!(x)) {                                                                                \
-            abort();                                                                               \
-        }                                                                                          \
-    } while (0)
 
 static char dir[64];
 
@@ -28,31 +18,6 @@ static void remove_dir(void)
     hf_remove(dir, "model.safetensors");
     hf_remove(dir, "model.safetensors.index.json");
     (void)rmdir(dir);
-}
-
-static void use(kvs_ctx *ctx, const kvs_model *m)
-{
-    kvs_plan *plan = NULL;
-    kvs_session *s = NULL;
-    kvs_err err = {KVS_OK, 0, "", ""};
-    kvs_plan_opts po = KVS_PLAN_OPTS_INIT;
-    po.kv = "f16";
-    po.n_ctx = 24;
-    po.max_block = 4;
-    kvs_status st = kvs_plan_new(ctx, m, &po, &plan, &err);
-    kvs_session_opts so = KVS_SESSION_OPTS_INIT;
-    so.plan = plan;
-    if (st == KVS_OK) {
-        st = kvs_session_new(ctx, m, &so, &s, &err);
-    }
-    if (st == KVS_OK) {
-        int32_t tokens[5] = {0};
-        st = kvs_session_sync(s, tokens, 5, NULL, &err);
-        CHECK(st == KVS_OK || st == KVS_E_NOMEM);
-    }
-    CHECK(st == KVS_OK || err.msg[0] != 0);
-    kvs_session_free(s);
-    kvs_plan_free(plan);
 }
 
 static void open_and_use(void)
@@ -73,7 +38,7 @@ static void open_and_use(void)
         }
         for (size_t i = 0; kvs_model_get_tensor(m, i, &t) == KVS_OK; i++) {
         }
-        use(ctx, m);
+        fuzz_use(ctx, m);
     }
     kvs_model_close(m);
     kvs_ctx_free(ctx);

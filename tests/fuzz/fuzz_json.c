@@ -2,20 +2,11 @@
 /* fuzz_json.c: the input is a JSON text. It parses into nodes that can all be walked, or is refused
  * with a place and a reason; memory follows its size. Read as the caller's text and decoded in
  * place it is refused with the same message or holds the same values. */
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/json.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-#define CHECK(x)                                                                                   \
-    do {                                                                                           \
-        if (!(x)) {                                                                                \
-            abort();                                                                               \
-        }                                                                                          \
-    } while (0)
+#include "fuzz/fuzz.h"
 
 static void look(kvs__jval v)
 {

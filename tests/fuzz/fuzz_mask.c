@@ -5,18 +5,15 @@
  *
  * Input: kind, type, flags, n_queries, n_rows, width (0: the six counts are signed bytes, else 8
  * bytes each), the counts in the order of the struct, then pads, row offsets and pairs as bytes. */
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "fuzz/fuzz.h"
 #include "kvstate/mask.h"
 
-#define CHECK(x)     ((x) ? (void)0 : abort())
 #define MOST_BYTES   ((size_t)1 << 16)
 #define MOST_ROWS    255
 #define MOST_QUERIES 255
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 typedef struct input {
     const uint8_t *at;

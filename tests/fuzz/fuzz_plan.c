@@ -1,23 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /* fuzz_plan.c: a plan as text, as a user or a layers file gives it, for three layers. Whatever it is:
  * an error with a text, or codecs whose written names are read as the same codecs. */
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/net.h"
 #include "engine/plan_parse.h"
-
-#define CHECK(x)                                                                                   \
-    do {                                                                                           \
-        if (!(x)) {                                                                                \
-            abort();                                                                               \
-        }                                                                                          \
-    } while (0)
+#include "fuzz/fuzz.h"
 
 enum { LAYERS = 3 };
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void check_codec(const kvs_codec *c)
 {

@@ -2,12 +2,10 @@
 /* fuzz_prefix.c: the input is a program over a prefix index (diff/prefixops.h). A disagreement with
  * the naive list or with cold computation traps. */
 #include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
 #include "diff/prefixops.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+#include "fuzz/fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

@@ -2,20 +2,11 @@
 /* fuzz_prompt_cache.c: the input is a prompt-cache file of mlx-lm. It opens or is refused with a text;
  * what opens describes itself, and every row of it either loads into a cache made from that
  * description, all of its tokens counted and exported again, or is refused and leaves it empty. */
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/pcache.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-#define CHECK(x)                                                                                   \
-    do {                                                                                           \
-        if (!(x)) {                                                                                \
-            abort();                                                                               \
-        }                                                                                          \
-    } while (0)
+#include "fuzz/fuzz.h"
 
 enum { MOST_LAYERS = 8, MOST_ROWS = 3, MOST_TOKENS = 64 };
 

@@ -2,13 +2,11 @@
 /* fuzz_rows.c: the input is a program over sets of rows (diff/rowops.h); its first byte chooses the
  * tier. A disagreement with the naive model traps. */
 #include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
 #include "diff/rowops.h"
+#include "fuzz/fuzz.h"
 #include "kvstate/kvstate.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

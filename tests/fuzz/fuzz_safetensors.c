@@ -1,19 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /* fuzz_safetensors.c: the input is a safetensors file. It opens with every view inside the input,
  * or is refused with a text; memory follows the input's size. */
-#include <stdint.h>
 #include <stdlib.h>
 
 #include "engine/safetensors.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-#define CHECK(x)                                                                                   \
-    do {                                                                                           \
-        if (!(x)) {                                                                                \
-            abort();                                                                               \
-        }                                                                                          \
-    } while (0)
+#include "fuzz/fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

@@ -8,10 +8,10 @@
  * centres differ; bit 7 takes the rest as the table itself. Then u16 tokens wanted, u16 tokens of the entry, and 8 bytes for each run:
  * layer, form, first and end position (u16), part, and what its part has more or less than it needs (i8). */
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "fuzz/fuzz.h"
 #include "kvstate/recurrent.h"
 #include "store/snap.h"
 #include "support/memfs.h"
@@ -19,7 +19,6 @@
 #define MAX_RUNS 16
 #define PART_MAX ((size_t)64 << 10)
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 /* store/kvstore.h, which has a name of the kernels' too */
 kvs_status kvs__store_open_vfs(kvs_ctx *ctx, kvs__vfs *v, const char *dir,
                                const kvs_store_opts *opts, kvs_store **out, kvs_err *err);

@@ -2,14 +2,12 @@
 /* fuzz_store.c: entry files, segment files and export files of any content. Byte 0 chooses; bit 7 of it
  * makes the checksums right first, so that the checks behind them are reached. What parses as an entry
  * must be written back as the same bytes. */
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "fuzz/fuzz.h"
 #include "support/memfs.h"
 #include "support/store_rig.h"
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void fix_entry(uint8_t *p, size_t n)
 {

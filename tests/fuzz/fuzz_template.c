@@ -2,21 +2,12 @@
 /* fuzz_template.c: the input is the JSON of the variables, a zero byte, and a template
  * (tests/fuzz/seed_template.py writes some). Whatever they are: an error with a text, or a text that
  * is UTF-8 with spans in order; bounded steps and memory, and the same on a second rendering. */
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/token_utf8.h"
+#include "fuzz/fuzz.h"
 #include "kvstate/template.h"
-
-#define CHECK(x)                                                                                   \
-    do {                                                                                           \
-        if (!(x)) {                                                                                \
-            abort();                                                                               \
-        }                                                                                          \
-    } while (0)
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static void check_text(const kvs_value *v)
 {

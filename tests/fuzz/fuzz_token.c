@@ -8,20 +8,13 @@
  *
  * A vocabulary may be refused, a text never. Ids must be in range and the same on a second call,
  * the stream must be the repaired decoding, and where every byte has a token the text comes back. */
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/token.h"
 #include "engine/token_utf8.h"
+#include "fuzz/fuzz.h"
 #include "support/token_vocab.h"
-
-#define CHECK(x)                                                                                   \
-    do {                                                                                           \
-        if (!(x)) {                                                                                \
-            abort();                                                                               \
-        }                                                                                          \
-    } while (0)
 
 static const char *const SCHEMES[16] = {"default", "gpt-2",        "smollm",         "llama-bpe",
                                         "dbrx",    "glm4",         "qwen2",          "qwen35",
@@ -163,8 +156,6 @@ static void check_text(const kvs_tokenizer *tok, unsigned options, kvs__text tex
     free(bytes);
     free(ids);
 }
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

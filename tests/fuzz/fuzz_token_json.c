@@ -6,19 +6,12 @@
  * memory or for an expression that backtracks without end. Ids must be in range and the same on a
  * second call, control tokens come from KVS_TOKENIZE_SPECIAL alone, and the stream must be the
  * repaired decoding. */
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "engine/token_json.h"
 #include "engine/token_utf8.h"
-
-#define CHECK(x)                                                                                   \
-    do {                                                                                           \
-        if (!(x)) {                                                                                \
-            abort();                                                                               \
-        }                                                                                          \
-    } while (0)
+#include "fuzz/fuzz.h"
 
 #define MEMORY   ((size_t)16 << 20)
 #define TEXT_MAX 300u
@@ -85,8 +78,6 @@ static void check_text(const kvs_tokenizer *tok, const char *text, size_t n, uin
     check_stream(tok, ids, n_ids, 0);
     check_stream(tok, ids, n_ids, KVS_TOKENIZE_SPECIAL);
 }
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

@@ -68,6 +68,33 @@ static inline void hybrid_planes(const kvs_cache *c, uint32_t layer, int64_t at,
     rig_must(kvs_recurrent_export(c, layer, at, &p, NULL));
 }
 
+/* All that both store is equal: the recurrent layers, and what neither window dropped. */
+static inline void hybrid_same(const kvs_cache *a, const kvs_cache *b)
+{
+    for (uint32_t i = 0; i < HYBRID_LAYERS; i++) {
+        int64_t n = kvs_cache_length(a, i);
+        assert_int_equal(n, kvs_cache_length(b, i));
+        if (i >= 2) {
+            _Alignas(8) unsigned char x[HYBRID_DELTA];
+            _Alignas(8) unsigned char y[HYBRID_DELTA];
+            hybrid_planes(a, i, n, x);
+            hybrid_planes(b, i, n, y);
+            assert_memory_equal(x, y, sizeof x);
+            continue;
+        }
+        int64_t from = kvs_cache_oldest(a, i);
+        from = from > kvs_cache_oldest(b, i) ? from : kvs_cache_oldest(b, i);
+        size_t nx = 0;
+        size_t ny = 0;
+        void *x = rig_export(a, i, from, (uint64_t)(n - from), &nx);
+        void *y = rig_export(b, i, from, (uint64_t)(n - from), &ny);
+        assert_int_equal(nx, ny);
+        assert_memory_equal(x, y, nx);
+        free(x);
+        free(y);
+    }
+}
+
 /* Little-endian numbers of n bytes. */
 static inline uint64_t le(const void *at, size_t n)
 {

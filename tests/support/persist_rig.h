@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "kvstate/engine.h"
+#include "support/fail_alloc.h"
 #include "support/model_build.h"
 #include "support/remove_tree.h"
 
@@ -170,6 +171,88 @@ static void same(const rig *r, const float *want, const char *what, const char *
     if (!got || memcmp(got, want, N_VOCAB * sizeof *got) != 0) {
         fail_msg("%s, %s, %zu tokens: other logits", kind_name, what, n);
     }
+}
+
+/* Goes on as a session that computed all n tokens of the prompt itself: the same bits for what
+ * follows them, token by token. */
+static void decode_alike(rig *r, const kind *k, size_t n)
+{
+    rig cold;
+    rig_open(&cold, k, NULL, NULL);
+    sync_to(&cold, n, 0);
+    same(r, kvs_session_logits(cold.s), "again", k->name, n);
+    for (int32_t t = 0; t < 70; t++) {
+        int32_t id = (t * 31) % N_VOCAB;
+        assert_int_equal(kvs_session_append(cold.s, &id, 1, NULL), KVS_OK);
+        assert_int_equal(kvs_session_append(r->s, &id, 1, NULL), KVS_OK);
+        same(r, kvs_session_logits(cold.s), "decoded", k->name, (size_t)t);
+    }
+    rig_close(&cold);
+}
+
+/* ---- trouble */
+
+/* Each file of a folder: a byte changed, or cut there. */
+static void damage(const char *dir, const char *folder, long at, bool cut)
+{
+    char path[700];
+    (void)snprintf(path, sizeof path, "%s/%s", dir, folder);
+    DIR *d = opendir(path);
+    assert_non_null(d);
+    for (struct dirent *e = readdir(d); e; e = readdir(d)) {
+        if (e->d_name[0] == '.') {
+            continue;
+        }
+        (void)snprintf(path, sizeof path, "%s/%s/%s", dir, folder, e->d_name);
+        if (cut) {
+            assert_int_equal(truncate(path, at), 0);
+            continue;
+        }
+        FILE *f = fopen(path, "r+b");
+        assert_non_null(f);
+        assert_int_equal(fseek(f, at, at < 0 ? SEEK_END : SEEK_SET), 0);
+        int c = fgetc(f);
+        assert_int_equal(fseek(f, -1, SEEK_CUR), 0);
+        assert_int_not_equal(fputc(c ^ 0x10, f), EOF);
+        assert_int_equal(fclose(f), 0);
+    }
+    (void)closedir(d);
+}
+
+/* A prompt of n tokens and TAIL others, whose logits are `want`, on a session whose at-th allocation
+ * from the store on fails; false: none did. */
+static bool run_failing(const kind *k, const char *dir, long at, size_t n, const float *want)
+{
+    fail_alloc f = FAIL_ALLOC_INIT;
+    kvs_ctx_opts co = KVS_CTX_OPTS_INIT;
+    kvs_ctx *ctx = NULL;
+    kvs_persist_opts o = KVS_PERSIST_OPTS_INIT;
+    int32_t t[N + TAIL];
+    rig r;
+    o.dir = dir;
+    co.n_threads = 1;
+    co.alloc = fail_alloc_take;
+    co.free = fail_alloc_give;
+    co.alloc_user = &f;
+    assert_int_equal(kvs_ctx_new(&co, &ctx, NULL), KVS_OK);
+    open_on(&r, k->model, &k->plan, ctx);
+    long before = atomic_load(&f.calls);
+    atomic_store(&f.fail_at, before + at);
+    kvs_status st = kvs_session_persist(r.s, &o, NULL);
+    size_t len = prompt(t, n, TAIL);
+    kvs_status sync = kvs_session_sync(r.s, t, len, NULL, NULL);
+    bool over = atomic_load(&f.calls) <= before + at;
+    atomic_store(&f.fail_at, -1);
+    if (sync != KVS_OK) {
+        assert_int_equal(sync, KVS_E_NOMEM);
+        assert_int_equal(kvs_session_sync(r.s, t, len, NULL, NULL), KVS_OK);
+    }
+    same(&r, want, "memory fails", k->name, (size_t)at);
+    rig_close(&r);
+    assert_int_equal(atomic_load(&f.blocks), 0);
+    assert_int_equal(atomic_load(&f.wrong), 0);
+    assert_true(!over || st == KVS_OK);
+    return !over;
 }
 
 #endif

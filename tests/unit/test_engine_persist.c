@@ -12,7 +12,6 @@
 
 #include <cmocka.h>
 
-#include "support/fail_alloc.h"
 #include "support/persist_rig.h"
 
 static const tiny llama = {.arch = "llama",
@@ -111,23 +110,11 @@ static void test_restored(void **state)
             same(&r, want, "restored", k->name, at);
             rig_close(&r);
         }
-        /* the whole prompt again: one token gives the logits */
-        cold_logits(k, n, 0, want);
+        /* the whole prompt again: one token gives the logits; and decoded on from there */
         rig_open(&r, k, dir, NULL);
         sync_to(&r, n, 0);
         assert_int_equal(reuse_of(r.s).n_disk, n - 1);
-        same(&r, want, "again", k->name, n);
-        /* and decoded on from there, as a session that computed all */
-        rig cold;
-        rig_open(&cold, k, NULL, NULL);
-        sync_to(&cold, n, 0);
-        for (int32_t t = 0; t < 70; t++) {
-            int32_t id = (t * 31) % N_VOCAB;
-            assert_int_equal(kvs_session_append(cold.s, &id, 1, NULL), KVS_OK);
-            assert_int_equal(kvs_session_append(r.s, &id, 1, NULL), KVS_OK);
-            same(&r, kvs_session_logits(cold.s), "decoded", k->name, (size_t)t);
-        }
-        rig_close(&cold);
+        decode_alike(&r, k, n);
         rig_close(&r);
     }
 }
@@ -328,29 +315,6 @@ static void test_identity(void **state)
 
 /* ---- trouble */
 
-/* Each file of a folder: one byte changed. */
-static void damage(const char *dir, const char *folder, long at)
-{
-    char path[700];
-    (void)snprintf(path, sizeof path, "%s/%s", dir, folder);
-    DIR *d = opendir(path);
-    assert_non_null(d);
-    for (struct dirent *e = readdir(d); e; e = readdir(d)) {
-        if (e->d_name[0] == '.') {
-            continue;
-        }
-        (void)snprintf(path, sizeof path, "%s/%s/%s", dir, folder, e->d_name);
-        FILE *f = fopen(path, "r+b");
-        assert_non_null(f);
-        assert_int_equal(fseek(f, at, at < 0 ? SEEK_END : SEEK_SET), 0);
-        int c = fgetc(f);
-        assert_int_equal(fseek(f, -1, SEEK_CUR), 0);
-        assert_int_not_equal(fputc(c ^ 0x10, f), EOF);
-        assert_int_equal(fclose(f), 0);
-    }
-    (void)closedir(d);
-}
-
 static void test_damage(void **state)
 {
     (void)state;
@@ -368,9 +332,9 @@ static void test_damage(void **state)
             rig_close(&r);
             if (open_before) {
                 rig_open(&r, k, dir, NULL);
-                damage(dir, folders[i], at[i]);
+                damage(dir, folders[i], at[i], false);
             } else {
-                damage(dir, folders[i], at[i]);
+                damage(dir, folders[i], at[i], false);
                 rig_open(&r, k, dir, NULL);
             }
             sync_to(&r, N, 0);
@@ -457,41 +421,7 @@ static void test_memory(void **state)
     rig_open(&r, k, new_dir(dir, sizeof dir), NULL);
     sync_to(&r, N, 0);
     rig_close(&r);
-    for (long at = 0;; at++) {
-        fail_alloc f = FAIL_ALLOC_INIT;
-        kvs_ctx_opts co = KVS_CTX_OPTS_INIT;
-        kvs_ctx *ctx = NULL;
-        kvs_persist_opts o = KVS_PERSIST_OPTS_INIT;
-        int32_t t[N];
-        o.dir = dir;
-        o.min_tokens = 64;
-        co.n_threads = 1;
-        co.alloc = fail_alloc_take;
-        co.free = fail_alloc_give;
-        co.alloc_user = &f;
-        assert_int_equal(kvs_ctx_new(&co, &ctx, NULL), KVS_OK);
-        open_on(&r, k->model, &k->plan, ctx);
-        long before = atomic_load(&f.calls);
-        atomic_store(&f.fail_at, before + at);
-        kvs_status st = kvs_session_persist(r.s, &o, NULL);
-        size_t n = prompt(t, 300, TAIL);
-        kvs_status sync = kvs_session_sync(r.s, t, n, NULL, NULL);
-        bool over = atomic_load(&f.calls) <= before + at;
-        atomic_store(&f.fail_at, -1);
-        if (sync == KVS_OK) {
-            same(&r, want, "memory fails", k->name, (size_t)at);
-        } else {
-            assert_int_equal(sync, KVS_E_NOMEM);
-            assert_int_equal(kvs_session_sync(r.s, t, n, NULL, NULL), KVS_OK);
-            same(&r, want, "after memory failed", k->name, (size_t)at);
-        }
-        rig_close(&r);
-        assert_int_equal(atomic_load(&f.blocks), 0);
-        assert_int_equal(atomic_load(&f.wrong), 0);
-        if (over) {
-            assert_int_equal(st, KVS_OK);
-            break;
-        }
+    for (long at = 0; run_failing(k, dir, at, 300, want); at++) {
     }
 }
 

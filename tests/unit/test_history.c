@@ -85,32 +85,6 @@ static void planes_at(uint32_t layer, int64_t pos, uint64_t text, unsigned char 
     rig_free(&r);
 }
 
-static void same_cache(const kvs_cache *a, const kvs_cache *b)
-{
-    for (uint32_t i = 0; i < HYBRID_LAYERS; i++) {
-        int64_t n = kvs_cache_length(a, i);
-        assert_int_equal(n, kvs_cache_length(b, i));
-        if (i >= 2) {
-            _Alignas(8) unsigned char x[HYBRID_DELTA];
-            _Alignas(8) unsigned char y[HYBRID_DELTA];
-            hybrid_planes(a, i, n, x);
-            hybrid_planes(b, i, n, y);
-            assert_memory_equal(x, y, sizeof x);
-            continue;
-        }
-        int64_t from = kvs_cache_oldest(a, i);
-        from = from > kvs_cache_oldest(b, i) ? from : kvs_cache_oldest(b, i);
-        size_t nx = 0;
-        size_t ny = 0;
-        void *x = rig_export(a, i, from, (uint64_t)(n - from), &nx);
-        void *y = rig_export(b, i, from, (uint64_t)(n - from), &ny);
-        assert_int_equal(nx, ny);
-        assert_memory_equal(x, y, nx);
-        free(x);
-        free(y);
-    }
-}
-
 /* ---- entries */
 
 static kvs_entry put(rig *r, const kvs_store_part *parts, size_t n)
@@ -542,7 +516,7 @@ static void test_restore(void **state)
                 rig cold;
                 rig_make(&cold, rig_ctx(1, 0), codecs[k], window, 0, 0);
                 grow(&cold, 650, 1);
-                same_cache(o.c, cold.c);
+                hybrid_same(o.c, cold.c);
                 /* and it goes back in memory as the first one would: 512 was passed or came along */
                 kvs__saved saved;
                 rig_must(kvs__history_copy(o.h, 0, &saved, NULL));
@@ -554,7 +528,7 @@ static void test_restore(void **state)
                 rig_make(&cold, rig_ctx(1, 0), codecs[k], window, 0, 0);
                 grow(&cold, 512, 1);
                 grow(&cold, 640, 2);
-                same_cache(o.c, cold.c);
+                hybrid_same(o.c, cold.c);
                 rig_free(&cold);
                 other_free(&o);
             }
@@ -582,7 +556,7 @@ static void test_no_notes(void **state)
         grow(&t, end + 70, 1);
         rig_make(&cold, rig_ctx(1, 0), "c4:32", 70, 0, 0);
         grow(&cold, end + 70, 1);
-        same_cache(o.c, cold.c);
+        hybrid_same(o.c, cold.c);
         rig_free(&cold);
         other_free(&o);
         rig_free(&r);
@@ -640,7 +614,7 @@ static void test_marks(void **state)
         rig_make(&cold, rig_ctx(1, 0), "f16", 0, 0, 0);
         grow(&cold, 100, 1);
         grow(&cold, 256, 2);
-        same_cache(o.c, cold.c);
+        hybrid_same(o.c, cold.c);
         rig_free(&cold);
         other_free(&o);
         rig_free(&r);

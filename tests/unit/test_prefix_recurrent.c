@@ -45,30 +45,6 @@ static void grow(kvs_cache *c, int64_t end, uint64_t text)
     }
 }
 
-static void same(const kvs_cache *a, const kvs_cache *b)
-{
-    for (uint32_t i = 0; i < HYBRID_LAYERS; i++) {
-        int64_t n = kvs_cache_length(a, i);
-        assert_int_equal(n, kvs_cache_length(b, i));
-        if (i >= 2) {
-            _Alignas(8) unsigned char x[HYBRID_DELTA];
-            _Alignas(8) unsigned char y[HYBRID_DELTA];
-            hybrid_planes(a, i, n, x);
-            hybrid_planes(b, i, n, y);
-            assert_memory_equal(x, y, sizeof x);
-            continue;
-        }
-        int64_t from = kvs_cache_oldest(a, i) > kvs_cache_oldest(b, i) ? kvs_cache_oldest(a, i)
-                                                                       : kvs_cache_oldest(b, i);
-        size_t bytes = 0;
-        void *x = rig_export(a, i, from, (uint64_t)(n - from), &bytes);
-        void *y = rig_export(b, i, from, (uint64_t)(n - from), &bytes);
-        assert_memory_equal(x, y, bytes);
-        free(x);
-        free(y);
-    }
-}
-
 /* ---- one piece */
 
 static void test_piece(void **state)
@@ -223,7 +199,7 @@ static void test_index(void **state)
             grow(to, (int64_t)best + 70, 3);
             grow(cold, (int64_t)best, 1);
             grow(cold, (int64_t)best + 70, 3);
-            same(to, cold);
+            hybrid_same(to, cold);
             kvs_cache_free(to);
             kvs_cache_free(cold);
         }
