@@ -614,17 +614,101 @@ static void objects_beside_tokens(void **state)
     close_rig(&r);
 }
 
+/* What retention is told of each block of the only path, which has n. */
+static void expect_hints(const rig *r, size_t n, const uint32_t *want)
+{
+    size_t seen = 0;
+    assert_int_equal(r->ix->n_roots, 1);
+    for (const kvs__node *node = r->ix->root[0]->child; node; node = node->child, seen++) {
+        kvs_retain_info info = KVS_RETAIN_INFO_INIT;
+        assert_int_equal(node->depth, seen);
+        assert_int_equal(kvs_retain_get_info(r->ix->retain, node->item, &info), KVS_OK);
+        if (info.hint != want[seen]) {
+            fail_msg("block %zu: hint %u, expected %u", seen, info.hint, want[seen]);
+        }
+    }
+    assert_int_equal(seen, n);
+}
+
+static void evict(rig *r, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        assert_true(kvs__prefix_evict(r->ix));
+    }
+}
+
+/* Blocks that went and are remembered count as seen before, from the first that is missing on and as
+ * long as they are the same tokens; blocks that no one stored do not. */
+static void ghosts_were_seen(void **state)
+{
+    (void)state;
+    static const uint32_t fresh[] = {0, 0, 0, 0, 1};
+    static const uint32_t again[] = {2, 2, 2, 2, 3};
+    static const uint32_t others[] = {0, 0, 0, 0, 1};
+    static const uint32_t much[] = {4, 4, 4, 4};
+    static const uint32_t known[] = {2, 2, 2, 2};
+    rig r;
+    open_rig(&r, 16, 0, 0, 0, NULL);
+    kvs_cache *c = new_cache(&r);
+    fill_to(&r, c, 72);
+    publish(&r, c, 72, NULL);
+    expect_hints(&r, 5, fresh);
+    evict(&r, 4); /* leaves go first: the block at the root is there, the next three are ghosts */
+    publish(&r, c, 72, NULL);
+    expect_hints(&r, 5, again);
+    evict(&r, 5);
+    publish(&r, c, 72, NULL);
+    expect_hints(&r, 5, again);
+    evict(&r, 5);
+    publish(&r, c, 24, NULL); /* a ghost of one block: no more than a system prompt has */
+    expect_hints(&r, 2, fresh + 3);
+    evict(&r, 2);
+    ids[3]++; /* other tokens: what lies behind them was never seen behind them */
+    publish(&r, c, 72, NULL);
+    expect_hints(&r, 5, others);
+    evict(&r, 5);
+    ids[3]--;
+    ids[40]++; /* alike for two blocks */
+    publish(&r, c, 72, NULL);
+    expect_hints(&r, 5, again);
+    kvs_cache_free(c);
+    close_rig(&r);
+    for (int ghosts = 0; ghosts < 2; ghosts++) { /* 4180 tokens: much, but not of what was seen */
+        open_rig(&r, 256, 0, 0, 0, NULL);
+        c = new_cache(&r);
+        fill_to(&r, c, 4180);
+        publish(&r, c, 4180, NULL);
+        if (ghosts) {
+            evict(&r, 17);
+            publish(&r, c, 4180, NULL);
+        }
+        evict(&r, 13);
+        expect_hints(&r, 4, ghosts ? known : much);
+        kvs_cache_free(c);
+        close_rig(&r);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_boundary),           cmocka_unit_test(objects_beside_tokens),
-        cmocka_unit_test(window_boundaries),        cmocka_unit_test(back_to_the_middle),
-        cmocka_unit_test(sparse_windows_take_less), cmocka_unit_test(misses_have_reasons),
-        cmocka_unit_test(names_are_framed),         cmocka_unit_test(errors),
-        cmocka_unit_test(sessions_are_kept),        cmocka_unit_test(earlier_entries_go),
-        cmocka_unit_test(shorter_windows_stay),     cmocka_unit_test(snapshots_are_replaced),
-        cmocka_unit_test(half_a_block_of_a_window), cmocka_unit_test(budget),
-        cmocka_unit_test(bytes_are_the_allocators), cmocka_unit_test(failing_allocations),
+        cmocka_unit_test(ghosts_were_seen),
+        cmocka_unit_test(every_boundary),
+        cmocka_unit_test(objects_beside_tokens),
+        cmocka_unit_test(window_boundaries),
+        cmocka_unit_test(back_to_the_middle),
+        cmocka_unit_test(sparse_windows_take_less),
+        cmocka_unit_test(misses_have_reasons),
+        cmocka_unit_test(names_are_framed),
+        cmocka_unit_test(errors),
+        cmocka_unit_test(sessions_are_kept),
+        cmocka_unit_test(earlier_entries_go),
+        cmocka_unit_test(shorter_windows_stay),
+        cmocka_unit_test(snapshots_are_replaced),
+        cmocka_unit_test(half_a_block_of_a_window),
+        cmocka_unit_test(budget),
+        cmocka_unit_test(bytes_are_the_allocators),
+        cmocka_unit_test(failing_allocations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
