@@ -111,6 +111,31 @@ static void text_state(const inspect *v)
     }
 }
 
+static kvs_plan_undo undo_of(const inspect *v)
+{
+    kvs_plan_undo u = KVS_PLAN_UNDO_INIT;
+    if (v->plan) {
+        (void)kvs_plan_get_undo(v->plan, &u);
+    }
+    return u;
+}
+
+static void text_undo(const inspect *v)
+{
+    char a[32];
+    char b[32];
+    char c[32];
+    kvs_plan_undo u = undo_of(v);
+    if (u.n_tokens == 0) {
+        return;
+    }
+    (void)printf("undo          %u tokens of recurrent layers: %s, at most %u computed again\n"
+                 "              (the least is %s and %u; %s and none)\n",
+                 u.n_tokens, format_bytes(a, sizeof a, (double)u.bytes), u.interval - 1,
+                 format_bytes(b, sizeof b, (double)u.bytes_least), u.interval_least - 1,
+                 format_bytes(c, sizeof c, (double)u.bytes_every));
+}
+
 static void text_entries(const inspect *v)
 {
     kvs_model_entry e = KVS_MODEL_ENTRY_INIT;
@@ -167,7 +192,10 @@ static void json_state(const inspect *v)
     for (uint32_t l = 0; v->layer_bytes && l < v->info.n_layers; l++) {
         (void)printf("%s%zu", l ? "," : "", v->layer_bytes[l]);
     }
-    (void)fputs("]}", stdout);
+    kvs_plan_undo u = undo_of(v);
+    (void)printf("],\"undo\":{\"tokens\":%u,\"interval\":%u,\"bytes\":%zu,"
+                 "\"interval_least\":%u,\"bytes_least\":%zu,\"bytes_every\":%zu}}",
+                 u.n_tokens, u.interval, u.bytes, u.interval_least, u.bytes_least, u.bytes_every);
 }
 
 static void json_entries(const inspect *v)
@@ -212,6 +240,7 @@ int cmd_inspect(settings *s)
         text_model(&v);
         text_tokenizer(&v);
         text_state(&v);
+        text_undo(&v);
         text_entries(&v);
     }
     free(v.layer_bytes);

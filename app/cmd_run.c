@@ -213,9 +213,14 @@ static void report_json(const run *r, const kvs_session_stats *st)
         (void)printf("%s%d", i ? "," : "", tokens[i]);
     }
     kvs_spec_stats d = machine_drafts(&r->m);
-    (void)printf("],\"rounds\":%llu,\"drafts\":%llu,\"accepted\":%llu}\n",
+    uint64_t rewinds = 0;
+    uint64_t recomputed = 0;
+    machine_undo(&r->m, &rewinds, &recomputed);
+    (void)printf("],\"rounds\":%llu,\"drafts\":%llu,\"accepted\":%llu,\"undo_rewinds\":%llu,"
+                 "\"undo_recomputed\":%llu}\n",
                  (unsigned long long)d.n_rounds, (unsigned long long)d.n_drafts,
-                 (unsigned long long)d.n_accepted);
+                 (unsigned long long)d.n_accepted, (unsigned long long)rewinds,
+                 (unsigned long long)recomputed);
 }
 
 static void run_free(run *r)

@@ -199,6 +199,19 @@ kvs_spec_stats machine_drafts(const machine *m)
     return st;
 }
 
+void machine_undo(const machine *m, uint64_t *rewinds, uint64_t *recomputed)
+{
+    const kvs_cache *c = kvs_session_cache(m->session);
+    *rewinds = *recomputed = 0;
+    for (uint32_t l = 0; l < kvs_cache_n_layers(c); l++) {
+        kvs_recurrent_stats st = KVS_RECURRENT_STATS_INIT;
+        if (kvs_recurrent_get_stats(c, l, &st) == KVS_OK) { /* alike in all of them */
+            *rewinds = st.n_rewinds > *rewinds ? st.n_rewinds : *rewinds;
+            *recomputed = st.n_recomputed > *recomputed ? st.n_recomputed : *recomputed;
+        }
+    }
+}
+
 void machine_note_drafts(const machine *m)
 {
     kvs_spec_stats st = machine_drafts(m);
@@ -207,6 +220,13 @@ void machine_note_drafts(const machine *m)
              (unsigned long long)st.n_accepted, (unsigned long long)st.n_drafts,
              100.0 * rate(st.n_accepted, (double)st.n_drafts),
              rate(st.n_tokens, (double)st.n_rounds));
+    }
+    uint64_t rewinds = 0;
+    uint64_t recomputed = 0;
+    machine_undo(m, &rewinds, &recomputed);
+    if (rewinds > 0) {
+        note(m->s, "recurrent layers went back %llu times and computed %llu tokens again",
+             (unsigned long long)rewinds, (unsigned long long)recomputed);
     }
 }
 

@@ -58,6 +58,8 @@ int machine_resume(machine *m, const id_list *prompt, emit_fn emit, void *user, 
 
 /* What became of drafts since the machine was opened: zeros without any. */
 kvs_spec_stats machine_drafts(const machine *m);
+/* Rewinds of recurrent layers, and the tokens that they computed again in each of them. */
+void machine_undo(const machine *m, uint64_t *rewinds, uint64_t *recomputed);
 /* One line on standard error, where there were drafts. */
 void machine_note_drafts(const machine *m);
 

@@ -93,6 +93,10 @@ const option_def option_table[] = {
     {"max-kv-size", "N", "as --window N-4 --sinks 4", CMD_ALL, OPT_U32, F(max_kv_size), 5, U31},
     {"undo", "N", "newest tokens that recurrent layers can take back [16]", CMD_ALL, OPT_U32,
      F(undo), 0, 65536},
+    {"undo-bytes", "SIZE",
+     "memory for that, all these layers together, as 300000, 64M or 1G: the more, the fewer tokens "
+     "are computed again [what takes the least]",
+     CMD_ALL, OPT_BYTES, F(undo_bytes), 1, (double)(1ull << 50)},
     {"swa-full", NULL, "keep all tokens of layers that have a window", CMD_ALL, OPT_FLAG,
      F(swa_full), 0, 0},
 
@@ -231,6 +235,24 @@ static int set_seed(settings *s, const char *name, const char *text)
     return 0;
 }
 
+/* Bytes, or units of 2^10, 2^20, 2^30 of them. */
+static int set_bytes(const option_def *o, const char *name, const char *text, uint64_t *field)
+{
+    static const char units[] = "KMG";
+    char *end = NULL;
+    errno = 0;
+    unsigned long long x = strtoull(text, &end, 10);
+    const char *unit = end != text && *end != '\0' ? strchr(units, *end) : NULL;
+    const uint64_t each = unit ? UINT64_C(1) << 10 * (unit - units + 1) : 1;
+    const uint64_t most = (uint64_t)o->max / each;
+    if (end == text || end[unit ? 1 : 0] != '\0' || errno != 0 || text[0] < '0' || text[0] > '9' ||
+        x > most || x < (uint64_t)o->min) {
+        return bad_value(name, text, "a number of bytes above 0, with K, M or G for larger units");
+    }
+    *field = x * each;
+    return 0;
+}
+
 static int set_flag(const char *name, const char *text, bool *field)
 {
     static const char *const yes[] = {"1", "on", "true", "enabled"};
@@ -265,6 +287,8 @@ static int set_option(settings *s, const option_def *o, const char *name, const 
         }
         s->bias[s->n_bias++] = text;
         return 0;
+    case OPT_BYTES:
+        return set_bytes(o, name, text, field);
     case OPT_SEED:
         return set_seed(s, name, text);
     case OPT_U32:

@@ -57,6 +57,7 @@ typedef struct settings {
     uint32_t sinks;
     uint32_t max_kv_size;
     uint32_t undo;
+    uint64_t undo_bytes; /* 0: the least */
     bool swa_full;
     /* sampling */
     float temperature;
@@ -121,7 +122,8 @@ typedef enum option_kind {
     OPT_F32,
     OPT_COUNT, /* as U32, and -1 means 0: no limit */
     OPT_SEED,
-    OPT_LIST /* text, may be given several times */
+    OPT_BYTES, /* uint64_t, with K, M or G */
+    OPT_LIST   /* text, may be given several times */
 } option_kind;
 
 typedef struct option_def {

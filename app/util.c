@@ -180,13 +180,24 @@ int make_plan(const settings *s, kvs_ctx *ctx, const kvs_model *model, const cha
     }
     o.n_ctx = s->ctx_size;
     o.max_block = s->block;
+    if (s->undo == 0 && s->undo_bytes > 0) {
+        return fail(EXIT_USAGE, "--undo-bytes and --undo 0; give one");
+    }
     o.undo_tokens = s->undo > 0 ? s->undo : KVS_UNDO_NONE;
+    o.undo_bytes = s->undo_bytes;
     o.flags = s->swa_full ? KVS_PLAN_FULL_WINDOW : 0;
     kvs_status st = kvs_plan_new(ctx, model, &o, out, &err);
-    if (st == KVS_OK) {
-        return 0;
+    if (st != KVS_OK) {
+        return fail_err(st == KVS_E_IO ? EXIT_INPUT : EXIT_USAGE, st, &err, NULL);
     }
-    return fail_err(st == KVS_E_IO ? EXIT_INPUT : EXIT_USAGE, st, &err, NULL);
+    kvs_plan_undo undo = KVS_PLAN_UNDO_INIT;
+    (void)kvs_plan_get_undo(*out, &undo);
+    if (s->undo_bytes > 0 && undo.n_tokens == 0) {
+        kvs_plan_free(*out);
+        *out = NULL;
+        return fail(EXIT_USAGE, "--undo-bytes: no layer of this model is recurrent");
+    }
+    return 0;
 }
 
 uint32_t block_of(const settings *s, const kvs_plan *plan)

@@ -43,8 +43,11 @@ typedef struct kvs_plan_opts {
      * 65536; 0: 16, KVS_UNDO_NONE: none. A rewind beyond empties a session. A round of txn.h needs
      * its drafts + 1. */
     uint32_t undo_tokens;
-    uint32_t reserved;   /* 0 */
-    uint64_t undo_bytes; /* for that, all recurrent layers together; 0: what takes the least */
+    uint32_t reserved; /* 0 */
+    /* Memory for that, all recurrent layers together: the shortest distance of snapshots that fits is
+     * taken, and the fewest tokens are computed again. 0: what takes the least. kvs_plan_get_undo
+     * tells both costs. */
+    uint64_t undo_bytes;
 } kvs_plan_opts;
 #define KVS_PLAN_OPTS_INIT                                                                         \
     {                                                                                              \
@@ -54,7 +57,8 @@ typedef struct kvs_plan_opts {
 typedef struct kvs_plan kvs_plan; /* immutable; may outlive the model */
 
 /* KVS_E_INVAL: a name or line that can't be read; KVS_E_UNSUPPORTED: the geometry can't hold it
- * (the message names the layer and why); KVS_E_IO: FILE can't be read. */
+ * (the message names the layer and why); KVS_E_IO: FILE can't be read; KVS_E_LIMIT: undo_tokens
+ * don't fit undo_bytes (the message says what does). */
 KVS_API kvs_status kvs_plan_new(kvs_ctx *ctx, const kvs_model *model, const kvs_plan_opts *opts,
                                 kvs_plan **out, kvs_err *err);
 KVS_API void kvs_plan_free(kvs_plan *plan); /* NULL is fine */
@@ -73,6 +77,25 @@ KVS_API kvs_status kvs_plan_bytes(const kvs_plan *plan, uint64_t n_tokens, size_
  * takes pool_bytes (kvs_pages_plan); 0 for other plans. Either may be NULL. */
 KVS_API kvs_status kvs_plan_rows_bytes(const kvs_plan *plan, uint32_t n_rows, uint64_t n_tokens,
                                        size_t *state_bytes, size_t *pool_bytes, kvs_err *err);
+
+/* What it costs that recurrent layers can take tokens back: memory, part of kvs_plan_bytes once a
+ * token is held, and computing, at most interval - 1 tokens of these layers in a rewind. */
+typedef struct kvs_plan_undo {
+    size_t struct_size;
+    uint32_t n_tokens; /* that can be taken back; 0: none, or no layer is recurrent */
+    uint32_t interval; /* tokens from one snapshot to the next, the most of any layer; 0: none */
+    uint32_t interval_least; /* ... and where memory is least */
+    uint32_t reserved;
+    size_t bytes;       /* of all recurrent layers */
+    size_t bytes_least; /* with interval_least */
+    size_t bytes_every; /* with the state after every token: nothing is computed again */
+} kvs_plan_undo;
+#define KVS_PLAN_UNDO_INIT                                                                         \
+    {                                                                                              \
+        sizeof(kvs_plan_undo), 0, 0, 0, 0, 0, 0, 0                                                 \
+    }
+/* KVS_E_INVAL: plan or out is NULL, or out's struct_size below the size_t itself. */
+KVS_API kvs_status kvs_plan_get_undo(const kvs_plan *plan, kvs_plan_undo *out);
 
 /* One string for machines, length as snprintf: geometry, codecs with rotation, layout, block, window,
  * sinks and start of every layer, each framed by its length. Equal strings: the same tokens give

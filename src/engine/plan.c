@@ -16,6 +16,7 @@
 #include "engine/net.h"
 #include "engine/plan_parse.h"
 #include "kvstate/pages.h"
+#include "state/recurrent.h"
 
 #define DEFAULT_BLOCK 512u
 #define DEFAULT_UNDO  16u
@@ -65,21 +66,33 @@ static bool has_keys(const kvs_layer_spec *s)
     return s->kind == KVS_LAYER_ATTENTION || s->kind == KVS_LAYER_LATENT;
 }
 
-static void apply_undo(kvs_plan *p, const kvs_plan_opts *o)
+/* Its recurrent layers' share of undo_bytes, which they get in equal parts. */
+static kvs_status apply_undo(kvs_plan *p, const kvs_plan_opts *o, kvs_err *err)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < p->n_layers; i++) {
         n += p->layers[i].kind == KVS_LAYER_RECURRENT;
     }
+    uint64_t need = 0; /* of undo_bytes, so that every share is enough */
     for (uint32_t i = 0; i < p->n_layers; i++) {
         kvs_recurrent_spec *r = &p->recurrent[i];
-        bool none = p->layers[i].kind != KVS_LAYER_RECURRENT || o->undo_tokens == KVS_UNDO_NONE;
-        r->undo_tokens = none ? 0 : o->undo_tokens > 0 ? o->undo_tokens : DEFAULT_UNDO;
-        r->undo_bytes = none ? 0 : o->undo_bytes / n;
-        if (!none && o->undo_bytes > 0 && r->undo_bytes == 0) {
-            r->undo_bytes = 1;
+        size_t least = 0;
+        if (p->layers[i].kind != KVS_LAYER_RECURRENT || o->undo_tokens == KVS_UNDO_NONE) {
+            continue;
         }
+        r->undo_tokens = o->undo_tokens > 0 ? o->undo_tokens : DEFAULT_UNDO;
+        r->undo_bytes = o->undo_bytes > 0 && o->undo_bytes < n ? 1 : o->undo_bytes / n;
+        (void)kvs__rec_undo_bytes(r, kvs__rec_least(r), &least);
+        need = (uint64_t)least * n > need ? (uint64_t)least * n : need;
     }
+    if (o->undo_bytes > 0 && o->undo_bytes < need) {
+        return kvs__fail(err, KVS_E_LIMIT, "engine",
+                         "%u recurrent layers take back %u tokens with %llu bytes at least, "
+                         "undo_bytes is %llu",
+                         n, o->undo_tokens > 0 ? o->undo_tokens : DEFAULT_UNDO,
+                         (unsigned long long)need, (unsigned long long)o->undo_bytes);
+    }
+    return KVS_OK;
 }
 
 static kvs_status apply_codecs(kvs_plan *p, const kvs_model *model, const kvs_plan_opts *o,
@@ -278,7 +291,10 @@ static kvs_status build(kvs_plan *p, const kvs_model *model, const kvs_plan_opts
     if (st != KVS_OK) {
         return st;
     }
-    apply_undo(p, o);
+    st = apply_undo(p, o, err);
+    if (st != KVS_OK) {
+        return st;
+    }
     choose_layouts(p, o->flags);
     describe_borrowers(p);
     return check(p, err);
@@ -464,13 +480,46 @@ static void put_ranges(const kvs_plan *p, uint32_t first, kvs__plan_text *t)
     }
 }
 
+kvs_status kvs_plan_get_undo(const kvs_plan *p, kvs_plan_undo *out)
+{
+    if (!p || !out) {
+        return KVS_E_INVAL;
+    }
+    kvs_plan_undo u = KVS_PLAN_UNDO_INIT;
+    for (uint32_t i = 0; i < p->n_layers; i++) {
+        const kvs_recurrent_spec *r = &p->recurrent[i];
+        kvs__rec_plan plan;
+        if (p->layers[i].kind != KVS_LAYER_RECURRENT || r->undo_tokens == 0 ||
+            kvs__rec_plan_of(r, i, &plan, NULL) != KVS_OK) {
+            continue;
+        }
+        const uint32_t intervals[3] = {plan.interval, kvs__rec_least(r), 1};
+        size_t bytes[3] = {0, 0, 0};
+        for (int k = 0; k < 3; k++) {
+            (void)kvs__rec_undo_bytes(r, intervals[k], &bytes[k]);
+        }
+        u.n_tokens = r->undo_tokens;
+        u.interval = plan.interval > u.interval ? plan.interval : u.interval;
+        u.interval_least = intervals[1] > u.interval_least ? intervals[1] : u.interval_least;
+        u.bytes += bytes[0];
+        u.bytes_least += bytes[1];
+        u.bytes_every += bytes[2];
+    }
+    return kvs__stats_write(out, &u, sizeof u);
+}
+
 static void put_recurrent(const kvs_recurrent_spec *r, kvs__plan_text *t)
 {
     kvs__plan_put(t, ": recurrent %s, %u heads of %u x %u in f32, convolution %u of %u",
                   r->rule == KVS_RECURRENT_SSD ? "ssd" : "delta", r->n_heads, r->head_dim,
                   r->state_dim, r->conv_taps, r->conv_dim);
     if (r->undo_tokens > 0) {
-        kvs__plan_put(t, ", goes back %u tokens", r->undo_tokens);
+        kvs__rec_plan plan;
+        size_t bytes = 0;
+        (void)kvs__rec_plan_of(r, 0, &plan, NULL); /* it was checked with the plan */
+        (void)kvs__rec_undo_bytes(r, plan.interval, &bytes);
+        kvs__plan_put(t, ", goes back %u tokens (a snapshot every %u, %zu bytes)", r->undo_tokens,
+                      plan.interval, bytes);
     } else {
         kvs__plan_put(t, ", does not go back");
     }

@@ -167,6 +167,27 @@ report $? "a chat through pipes"
 # a model with recurrent layers goes back by 16 tokens, and by snapshots of a paged plan
 long="say it again and again and again and once more"
 "$tiny_model" qwen3next hybrid.gguf || exit 1
+expect "what undo costs" 0 "undo  *16 tokens of recurrent layers: 154.15 KiB, at most 7 computed" \
+    "$kvstate" inspect hybrid.gguf
+expect "more memory for undo" 0 '"undo":{"tokens":16,"interval":1,"bytes":428232,' \
+    "$kvstate" inspect hybrid.gguf --undo-bytes 1M --json
+expect "too little for undo" 4 "with 157848 bytes at least" "$kvstate" inspect hybrid.gguf \
+    --undo-bytes 154K
+expect "undo in bytes that are none" 2 '"12X" is not a number of bytes' "$kvstate" inspect \
+    hybrid.gguf --undo-bytes 12X
+expect "undo of nothing in bytes" 2 "undo-bytes and --undo 0" "$kvstate" inspect hybrid.gguf \
+    --undo 0 --undo-bytes 1M
+expect "undo without recurrent layers" 2 "no layer of this model is recurrent" "$kvstate" inspect \
+    m.gguf --undo-bytes 1M
+for size in 158K 1M; do
+    "$kvstate" run -m hybrid.gguf -p "a b a b a b" --temp 0 -n 40 --draft ngram:1 -q --json \
+        --undo-bytes $size >undo.$size 2>err
+done
+test "$(sed 's/.*"tokens"//; s/"undo_re.*//' undo.158K)" = \
+    "$(sed 's/.*"tokens"//; s/"undo_re.*//' undo.1M)" &&
+    grep -q '"undo_rewinds":[1-9][0-9]*,"undo_recomputed":[1-9]' undo.158K &&
+    grep -q '"undo_rewinds":[1-9][0-9]*,"undo_recomputed":0}' undo.1M
+report $? "the same tokens whatever undo takes, and what it computes again"
 printf '%s\n/clear\nno\n/clear\n%s\n' "$long" "$long" >lines.txt
 for kv in f16 paged/4:f16; do
     env -u KVSTATE_NO_CACHE "$kvstate" chat -m hybrid.gguf -n 2 --ignore-eos --kv $kv --json -q \

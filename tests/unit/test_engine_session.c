@@ -20,6 +20,7 @@ typedef struct setup {
     const char *kv;
     uint32_t threads, tiers_off, block, max_block, flags, start, window, sinks, n_ctx, kv_block;
     uint32_t undo;
+    uint64_t undo_bytes;
     kvs_ctx_opts ctx_opts; /* used where its struct_size is set */
     kvs_progress_fn progress;
     void *user;
@@ -57,6 +58,7 @@ static kvs_status engine_try(engine *e, const setup *s, kvs_err *err)
     po.kv = s->kv;
     po.kv_block = s->kv_block;
     po.undo_tokens = s->undo;
+    po.undo_bytes = s->undo_bytes;
     po.max_block = s->max_block;
     po.flags = s->flags;
     po.start = s->start;
@@ -321,7 +323,7 @@ static void test_undo_bytes(void **state)
     o.undo_bytes = 100; /* too few for any interval */
     assert_true(kvs_plan_new(e.ctx, e.model, &o, &p, &err) < 0);
     assert_null(p);
-    assert_non_null(strstr(err.msg, "layer 0"));
+    assert_non_null(strstr(err.msg, "undo_bytes is 100"));
     o.undo_bytes = 0;
     o.undo_tokens = 65537;
     assert_int_equal(kvs_plan_new(e.ctx, e.model, &o, &p, &err), KVS_E_RANGE);
@@ -332,6 +334,70 @@ static void test_undo_bytes(void **state)
     engine_close(&e);
 }
 
+/* What undo may take decides how far snapshots lie apart, and both costs are what a plan says: bytes
+ * to the byte, tokens computed again at most interval - 1. The logits are the same. */
+static void test_undo_costs(void **state)
+{
+    (void)state;
+    static const char *const paths[] = {delta_path, ssd_path};
+    for (size_t m = 0; m < 2; m++) {
+        engine e;
+        setup s = {.path = paths[m], .kv = "f16"};
+        kvs_err err = KVS_ERR_INIT;
+        kvs_plan_undo least = KVS_PLAN_UNDO_INIT;
+        engine_open(&e, &s);
+        assert_int_equal(kvs_plan_get_undo(e.plan, &least), KVS_OK);
+        assert_true(least.n_tokens == 16 && least.interval == least.interval_least);
+        assert_true(least.bytes == least.bytes_least && least.bytes < least.bytes_every);
+        assert_true(least.interval > 1);
+        assert_int_equal(kvs_plan_get_undo(NULL, &least), KVS_E_INVAL);
+        kvs_plan_undo old = {offsetof(kvs_plan_undo, interval), 7, 7, 7, 7, 7, 7, 7};
+        assert_int_equal(kvs_plan_get_undo(e.plan, &old), KVS_OK); /* an older caller's */
+        assert_true(old.n_tokens == 16 && old.interval == 7 && old.bytes_every == 7);
+        assert_int_equal(kvs_session_sync(e.session, tokens, 60, NULL, NULL), KVS_OK);
+        assert_int_equal(kvs_session_sync(e.session, tokens, 50, NULL, NULL), KVS_OK);
+        float want[VOCAB];
+        memcpy(want, kvs_session_logits(e.session), sizeof want);
+        engine_close(&e);
+        uint32_t before = least.interval;
+        for (uint64_t budget = least.bytes_least; before > 1; budget += 1000) {
+            kvs_plan_undo u = KVS_PLAN_UNDO_INIT;
+            s.undo_bytes = budget;
+            engine_open(&e, &s);
+            assert_int_equal(kvs_plan_get_undo(e.plan, &u), KVS_OK);
+            assert_true(u.bytes <= budget && u.interval <= before && u.interval >= 1);
+            assert_true(u.bytes_least == least.bytes_least && u.bytes_every == least.bytes_every);
+            assert_true(u.interval > 1 || u.bytes == u.bytes_every);
+            before = u.interval;
+            assert_int_equal(kvs_session_sync(e.session, tokens, 60, NULL, NULL), KVS_OK);
+            assert_int_equal(kvs_session_sync(e.session, tokens, 50, NULL, NULL), KVS_OK);
+            assert_memory_equal(kvs_session_logits(e.session), want, sizeof want);
+            size_t bytes = 0;
+            const kvs_cache *c = kvs_session_cache(e.session);
+            for (uint32_t l = 0; l < kvs_plan_n_layers(e.plan); l++) {
+                kvs_recurrent_stats st = KVS_RECURRENT_STATS_INIT;
+                if (kvs_recurrent_get_stats(c, l, &st) == KVS_OK) {
+                    bytes += st.undo_bytes;
+                    assert_true(st.n_rewinds == 1 && st.n_recomputed < u.interval);
+                }
+            }
+            assert_int_equal(bytes, u.bytes);
+            engine_close(&e);
+        }
+        s.undo_bytes = least.bytes_least - 1;
+        assert_int_equal(engine_try(&e, &s, &err), KVS_E_LIMIT);
+        char says[64];
+        (void)snprintf(says, sizeof says, "with %zu bytes at least", least.bytes_least);
+        assert_non_null(strstr(err.msg, says));
+        engine_close(&e);
+        s.undo = KVS_UNDO_NONE; /* then nothing is taken, whatever it may take */
+        engine_open(&e, &s);
+        assert_int_equal(kvs_plan_get_undo(e.plan, &least), KVS_OK);
+        assert_true(least.n_tokens == 0 && least.bytes == 0 && least.interval == 0);
+        engine_close(&e);
+    }
+}
+
 static void test_plan_lines(void **state)
 {
     (void)state;
@@ -340,14 +406,12 @@ static void test_plan_lines(void **state)
         const char *lines[4];
     } cases[] = {
         {delta_path,
-         {"layers 0,2,4: recurrent delta, 4 heads of 24 x 16 in f32, convolution 4 of 160, goes "
-          "back "
-          "16 tokens",
+         {"layers 0,2,4: recurrent delta, 4 heads of 24 x 16 in f32, convolution 4 of 160, "
+          "goes back 16 tokens (a snapshot every 8, 52616 bytes)",
           "layers 1,3: grow, k f16, v f16, 2 heads of 64/64", ""}},
         {ssd_path,
-         {"layers 0-2: recurrent ssd, 4 heads of 24 x 16 in f32, convolution 4 of 160, goes back "
-          "16 "
-          "tokens",
+         {"layers 0-2: recurrent ssd, 4 heads of 24 x 16 in f32, convolution 4 of 160, "
+          "goes back 16 tokens (a snapshot every 8, 52616 bytes)",
           ""}},
         {borrow_path,
          {"layers 0-1,3: grow window 24, k f16, v f16, 2 heads of 64/64",
@@ -357,7 +421,7 @@ static void test_plan_lines(void **state)
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
         engine e;
         setup s = {.path = cases[c].path, .kv = "f16"};
-        char line[160];
+        char line[256];
         engine_open(&e, &s);
         for (uint32_t i = 0; i < 4 && cases[c].lines[i]; i++) {
             (void)kvs_plan_line(e.plan, i, line, sizeof line);
@@ -669,7 +733,8 @@ int main(void)
         cmocka_unit_test(test_cancel),        cmocka_unit_test(test_out_of_memory),
         cmocka_unit_test(test_planned_bytes), cmocka_unit_test(test_shared_pool),
         cmocka_unit_test(test_shared_model),  cmocka_unit_test(test_undo),
-        cmocka_unit_test(test_undo_bytes),    cmocka_unit_test(test_plan_lines),
+        cmocka_unit_test(test_undo_bytes),    cmocka_unit_test(test_undo_costs),
+        cmocka_unit_test(test_plan_lines),
     };
     return cmocka_run_group_tests(tests, write_models, remove_models);
 }
