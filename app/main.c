@@ -52,8 +52,9 @@ static int command(const command_def *c, int argc, char **argv)
     }
     if (s.help) {
         (void)printf("usage: kvstate %s [OPTIONS] %s\n\n%s\n\n", c->name,
-                     c->bit == CMD_CACHE ? "ls|verify|gc|export KEY FILE|import FILE|dump [PATH]"
-                                         : "MODEL",
+                     c->bit == CMD_CACHE
+                         ? "ls|verify|gc|export KEY FILE|import FILE|dump [PATH]|simulate TRACE"
+                         : "MODEL",
                      c->help);
         options_help(stdout, c->bit);
         return 0;

@@ -74,7 +74,8 @@ const option_def option_table[] = {
     {"c|ctx-size", "N", "most tokens of prompt and answer, 0: the model's [0]", CMD_ALL, OPT_U32,
      F(ctx_size), 0, U31},
     {"kv", "PLAN",
-     "how keys and values are kept: f32 f16 bf16 q8 q6 q5 q4 q3 q2 affineN[:G] kXvY "
+     "how keys and values are kept: f32 f16 bf16 q8 q6 q5 q4 q3 q2 c8 c6 c5 c4 c3 c2 affineN[:G] "
+     "kXvY "
      "A+B layers:FILE layers=LINES config:FILE paged[/N]:PLAN [f16]; bench, perplexity: a list",
      CMD_ALL, OPT_TEXT, F(kv), 0, 0},
     {"ctk|cache-type-k", "TYPE", "keys alone; llama.cpp's type names too", CMD_ALL, OPT_TEXT,
@@ -100,7 +101,7 @@ const option_def option_table[] = {
     {"swa-full", NULL, "keep all tokens of layers that have a window", CMD_ALL, OPT_FLAG,
      F(swa_full), 0, 0},
 
-    {"t|threads", "N", "[all CPUs]", CMD_ALL, OPT_U32, F(threads), 1, 1024},
+    {"t|threads", "N", "threads to compute with [all CPUs]", CMD_ALL, OPT_U32, F(threads), 1, 1024},
     {"b|batch-size|ub|ubatch-size", "N", "tokens of a prompt computed together [512]",
      CMD_TEXT | CMD_BENCH | CMD_QUALITY, OPT_U32, F(block), 1, 65536},
     {"max-memory", "MIB", "hard limit of all memory but the mapped file", CMD_ALL, OPT_U32,
@@ -116,7 +117,8 @@ const option_def option_table[] = {
      0, 0},
     {"rows", "LIST", "sequences that answer together, each with its own state [1]", CMD_BENCH,
      OPT_TEXT, F(rows), 0, 0},
-    {"r|repetitions", "N", "[3]", CMD_BENCH, OPT_U32, F(repetitions), 1, 1000},
+    {"r|repetitions", "N", "measurements of each case [3]", CMD_BENCH, OPT_U32, F(repetitions), 1,
+     1000},
     {"o|output", "FORM", "md, csv or json [md]", CMD_BENCH, OPT_TEXT, F(output), 0, 0},
 
     {"no-history", NULL, "do not keep a history of the lines", CMD_CHAT, OPT_FLAG, F(no_history), 0,
@@ -143,7 +145,8 @@ const option_def option_table[] = {
     {"depth", "N", "tokens held, which weighs layers with a window [1]", CMD_TUNE, OPT_U32,
      F(depth), 1, U31},
     {"out", "FILE", "write the plan, for --kv layers:FILE", CMD_TUNE, OPT_TEXT, F(out), 0, 0},
-    {"svg", "FILE", "write a plot", CMD_QUALITY | CMD_BENCH | CMD_CACHE, OPT_TEXT, F(svg), 0, 0},
+    {"svg", "FILE", "write a plot (cache: of simulate)", CMD_QUALITY | CMD_BENCH | CMD_CACHE,
+     OPT_TEXT, F(svg), 0, 0},
 
     {"tensors", NULL, "list the tensors", CMD_INSPECT, OPT_FLAG, F(tensors), 0, 0},
 
