@@ -4,9 +4,10 @@
  * A case is "pp512" (a prompt of 512 tokens into an empty session), "tg64 @ d2048" (64 tokens one
  * by one after 2048 that are held) or "tg64 @ d0 x8" (the same of eight sequences, step by step; the
  * speed is that of all together), or "warm4096" (a prompt that another session has computed, up to its
- * first token: a session that shares the state by blocks). The tokens are pseudo-random: speed does not depend on them.
- * The limit of an answer is what memory allows: bytes that one token must read (weights and the
- * live codes) over the read bandwidth measured first, in this run, with the same threads. */
+ * first token: a session that shares the state by blocks). The tokens are pseudo-random: speed does
+ * not depend on them. The limit of an answer is what memory allows: bytes that one token must read
+ * (weights and the live codes) over the read bandwidth measured first, in this run, with the same
+ * threads. */
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>

@@ -18,7 +18,8 @@
 static const uint32_t bits_of[N_BITS] = {2, 3, 4, 5, 6, 8};
 static const uint32_t group_of[N_GROUPS] = {64, 128, 32};
 
-/* Keys are centred, unless told otherwise: that halves their divergence and costs 3 % of their bytes. */
+/* Keys are centred, unless told otherwise: that halves their divergence and costs 3 % of their
+ * bytes. */
 void tune_codec_name(const tune *t, int codec, int side, char dst[16])
 {
     uint32_t g = group_of[codec / N_BITS];

@@ -36,7 +36,8 @@ typedef struct machine {
     const id_list *progress_prompt; /* of the answer that is kept; NULL: none is */
 } machine;
 
-/* All but the sampler and the drafts, which machine_sampler makes. What is half made machine_close takes too. */
+/* All but the sampler and the drafts, which machine_sampler makes. What is half made machine_close
+ * takes too. */
 int machine_open(machine *m, settings *s);
 int machine_sampler(machine *m);
 void machine_close(machine *m);

@@ -8,8 +8,8 @@
  *     whole v KL ...
  *     0 k KL                         3 bits of layer 0; every layer, k then v
  *
- * TEXT is the FNV-1a of the tokens of the windows, KEYS centred or plain. Numbers are hexadecimal floats: what is read is
- * what was written. */
+ * TEXT is the FNV-1a of the tokens of the windows, KEYS centred or plain. Numbers are hexadecimal
+ * floats: what is read is what was written. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>

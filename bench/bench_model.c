@@ -429,7 +429,8 @@ static bool run_child(const bench *b, uint32_t n, double *first, double *load, d
     return true;
 }
 
-/* Each round is a fresh process: loading, a prompt of 32 tokens, one token. The peer has no such row. */
+/* Each round is a fresh process: loading, a prompt of 32 tokens, one token. The peer has no such
+ * row. */
 static void first_token(bench *b)
 {
     double first[MAX_ROUNDS];

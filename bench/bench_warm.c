@@ -8,7 +8,8 @@
  * back      to half of them + 32 new ones: in the same session, and after a restart
  * restore   MB/s of the state that came back, against reading the files from their directory
  * save      MB/s of writing the whole state, against writing a file of that size, flushed
- * shared    the same tokens, and half of them + 32, in new sessions that share a prefix cache in memory:
+ * shared    the same tokens, and half of them + 32, in new sessions that share a prefix cache in
+ * memory:
  *           to the first token, and of that what comes before it is computed (lookup, blocks lent)
  * A ratio of times is against cold.
  *   bench_warm [--csv FILE] [--tokens N] [--dir DIR] [--kv PLAN] [smollm2|gemma3 ...] */

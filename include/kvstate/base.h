@@ -24,7 +24,11 @@ extern "C" {
 #endif
 
 /* One polarity everywhere: 0 is success, a negative value is an error, a small positive value is
- * an expected outcome that each function names. Values are pinned for ever. */
+ * an expected outcome that each function names. Values are pinned for ever.
+ *
+ * Any function with a kvs_err may answer KVS_E_INVAL (a NULL or malformed argument, an options struct
+ * with another size or an unknown field set) and, where it takes memory, KVS_E_NOMEM; the comments
+ * name what else. Unless a comment says otherwise a failing call has changed nothing. */
 #define KVS_STATUS_MAP(X)                                                                          \
     X(KVS_OK, 0, "success")                                                                        \
     X(KVS_NO, 1, "the answer is no (not an error)")                                                \
@@ -110,6 +114,8 @@ typedef struct kvs_ctx_opts {
  */
 typedef struct kvs_ctx kvs_ctx;
 
+/* opts NULL: the defaults. KVS_E_INVAL: one of alloc and free without the other; KVS_E_RANGE: more than
+ * 1024 threads; KVS_E_LIMIT: max_bytes does not hold the context. */
 KVS_API kvs_status kvs_ctx_new(const kvs_ctx_opts *opts, kvs_ctx **out, kvs_err *err);
 KVS_API void kvs_ctx_free(kvs_ctx *ctx); /* NULL is fine; every object must be freed before */
 
@@ -125,6 +131,7 @@ typedef struct kvs_ctx_stats {
     {                                                                                              \
         sizeof(kvs_ctx_stats), 0, 0, 0, 0, 0                                                       \
     }
+/* KVS_E_INVAL: a NULL, or out's struct_size is no size. So it is with every get_stats and get_info. */
 KVS_API kvs_status kvs_ctx_get_stats(const kvs_ctx *ctx, kvs_ctx_stats *out);
 
 /* Bytes of memory that this process may use: the machine's, or less where its control groups (a

@@ -28,7 +28,8 @@ typedef struct kvs_batch_opts {
 
 /* All memory is taken here. The context is that of the sessions to come. A batch and the sessions
  * in it are used by one thread at a time. Freed after sessions that were made with it (opts.batch)
- * and before context and model. */
+ * and before context and model. KVS_E_RANGE: more than 65536 rows, max_tokens below max_rows, a
+ * context that is none; KVS_E_UNSUPPORTED: the model was opened for inspection. */
 KVS_API kvs_status kvs_batch_new(kvs_ctx *ctx, const kvs_model *model, const kvs_batch_opts *opts,
                                  kvs_batch **out, kvs_err *err);
 KVS_API void kvs_batch_free(kvs_batch *batch); /* NULL is fine */

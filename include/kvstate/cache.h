@@ -2,13 +2,14 @@
 /* kvstate/cache.h: the attention state of one sequence over all layers of a model.
  *
  * A layer's state is a product of three choices: a codec for K and one for V (codec.h), a layout
- * (grow, ring or paged), and its geometry; any two layers may differ in everything. One kvs_cache is one
- * row (sequence); a batch is a list of caches, so rows are never padded.
+ * (grow, ring or paged), and its geometry; any two layers may differ in everything. One kvs_cache
+ * is one row (sequence); a batch is a list of caches, so rows are never padded.
  *
  * Positions count tokens from 0 and are absolute: a ring that dropped old tokens keeps counting.
  * Results of an attention read depend on the visible tokens and the codec alone (of centred keys:
- * on the tokens before them, too), never on the layout, the ring's phase, how tokens were grouped into appends, the number of queries in a call,
- * threads or CPU. Every failing call leaves the cache as it was. */
+ * on the tokens before them, too), never on the layout, the ring's phase, how tokens were grouped
+ * into appends, the number of queries in a call, threads or CPU. Every failing call leaves the
+ * cache as it was. */
 #ifndef KVSTATE_CACHE_H
 #define KVSTATE_CACHE_H
 
@@ -94,6 +95,9 @@ typedef struct kvs_cache_opts {
         sizeof(kvs_cache_opts), 0, NULL, 0, NULL, 0, 0                                             \
     }
 
+/* Used by one thread at a time, as its context is. Calls on a layer answer KVS_E_RANGE for one out of
+ * range, KVS_E_UNSUPPORTED for one of a kind that they do not serve, and KVS_E_BROKEN after a failed
+ * round (txn.h). */
 typedef struct kvs_cache kvs_cache;
 
 /* What a cache of these options takes from the allocator when each layer holds n_tokens (appended
@@ -139,8 +143,9 @@ KVS_API size_t kvs_cache_signature(const kvs_cache *cache, uint32_t layer, char 
 
 /* ---- writing */
 
-/* Keys and values of n_tokens new tokens (latent layers: keys alone), position-encoded, element (token t, head h, d) at
- * t * token_stride + h * head_stride + d; strides in elements, 0: dense [n_tokens][heads][dim]. */
+/* Keys and values of n_tokens new tokens (latent layers: keys alone), position-encoded, element
+ * (token t, head h, d) at t * token_stride + h * head_stride + d; strides in elements, 0: dense
+ * [n_tokens][heads][dim]. */
 typedef struct kvs_kv {
     size_t struct_size;
     uint32_t n_tokens;
@@ -163,12 +168,14 @@ typedef struct kvs_kv {
  * the max_block of a ring or of a paged window, or the pool is at its limit. */
 KVS_API kvs_status kvs_cache_reserve(kvs_cache *cache, uint32_t layer, uint32_t n_tokens,
                                      kvs_err *err);
-/* Apply: encodes each new row once and stores it. Cost O(n_tokens). */
+/* Apply: encodes each new row once and stores it. Cost O(n_tokens). Statuses as kvs_cache_reserve;
+ * KVS_E_LIMIT also for more than an open round takes. */
 KVS_API kvs_status kvs_cache_append(kvs_cache *cache, uint32_t layer, const kvs_kv *kv,
                                     kvs_err *err);
 
 /* KVS_OK if the newest n tokens of a layer (of all layers) can be taken back exactly: every token
- * that a later query may see is still stored. KVS_NO if not; never an approximation. */
+ * that a later query may see is still stored. KVS_NO if not, and while a round is open; never an
+ * approximation. */
 KVS_API kvs_status kvs_cache_can_rewind(const kvs_cache *cache, uint32_t layer, uint64_t n_tokens);
 /* Takes the newest n tokens back: no bytes move, but in a recurrent layer, which may recompute up to
  * undo_interval - 1 tokens; paged layers give whole unused blocks back. KVS_E_RANGE: more than the
@@ -309,16 +316,18 @@ KVS_API kvs_status kvs_cache_export(const kvs_cache *cache, uint32_t layer, int6
                                     uint64_t n, const kvs_planes *dst, kvs_err *err);
 /* Appends n tokens of already encoded planes at position `at`: the length, or (ring or paged with a
  * window, and only past the sinks) a later one: tokens in between count as seen and dropped.
- * KVS_E_LIMIT: more than the ring holds (paged: more than it would keep of them). KVS_E_UNSUPPORTED: across dense_until; below it the planes are dense. */
+ * KVS_E_LIMIT: more than the ring holds (paged: more than it would keep of them).
+ * KVS_E_UNSUPPORTED: across dense_until; below it the planes are dense. */
 KVS_API kvs_status kvs_cache_import(kvs_cache *cache, uint32_t layer, int64_t at, uint64_t n,
                                     const kvs_planes *src, kvs_err *err);
-/* First position from which all up to the length are stored (sinks below it come on top), for export
- * of a ring; of a recurrent layer the oldest that a rewind reaches; == length when empty, -1 for a layer out of range. */
+/* First position from which all up to the length are stored (sinks below it come on top), for
+ * export of a ring; of a recurrent layer the oldest that a rewind reaches; == length when empty, -1
+ * for a layer out of range. */
 KVS_API int64_t kvs_cache_oldest(const kvs_cache *cache, uint32_t layer);
 
 /* Re-encodes the live tokens of one layer in other codecs (decoded values, one rounding); the old
  * storage is freed before the call returns, so at most one layer is held twice. Latent layers: v is
- * not read. */
+ * not read. KVS_E_INVAL and KVS_E_UNSUPPORTED as kvs_codec_check. */
 KVS_API kvs_status kvs_cache_convert(kvs_cache *cache, uint32_t layer, const kvs_codec *k,
                                      const kvs_codec *v, kvs_err *err);
 

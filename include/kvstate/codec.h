@@ -59,12 +59,13 @@ KVS_API size_t kvs_codec_center_bytes(const kvs_codec *codec, uint32_t dim);
  * Writes at most n bytes with the NUL and returns the length that was needed. */
 KVS_API size_t kvs_codec_name(const kvs_codec *codec, char *dst, size_t n);
 /* Reads what kvs_codec_name writes: "qN" = affineN:64 rotated, "cN" rotated and centred,
- * "affineN[:group]" neither. */
+ * "affineN[:group]" neither. KVS_E_INVAL: no such name (the message quotes it). */
 KVS_API kvs_status kvs_codec_parse(const char *name, kvs_codec *out, kvs_err *err);
 
-/* Encodes n rows of dim elements (row-major, `src_dtype`) without rotation and centre: dense codecs write
- * `words` only ([n][dim] elements), affine ones words [n][dim*bits/32] u32 and scales, biases
- * [n][dim/group]. Every row is encoded on its own; threads are not used. */
+/* Encodes n rows of dim elements (row-major, `src_dtype`) without rotation and centre: dense codecs
+ * write `words` only ([n][dim] elements), affine ones words [n][dim*bits/32] u32 and scales, biases
+ * [n][dim/group]. Every row is encoded on its own; threads are not used. KVS_E_INVAL and
+ * KVS_E_UNSUPPORTED as kvs_codec_check, here and below. */
 KVS_API kvs_status kvs_codec_encode(const kvs_ctx *ctx, const kvs_codec *codec, uint32_t dim,
                                     size_t n, const void *src, kvs_dtype src_dtype, void *words,
                                     void *scales, void *biases, kvs_err *err);

@@ -6,8 +6,9 @@
  * windows of all layers, position settings, adapter, media, salt), every token id, every byte.
  * The logits that follow are those of a computation from the first token on, bit for bit.
  *
- * Recurrent layers come back where a snapshot was: at the end of what was saved, 8 tokens before the end
- * of a prompt, where a turn began, and every 256 tokens (a doubling, from 4096 on), as far as note_bytes go.
+ * Recurrent layers come back where a snapshot was: at the end of what was saved, 8 tokens before
+ * the end of a prompt, where a turn began, and every 256 tokens (a doubling, from 4096 on), as far
+ * as note_bytes go.
  *
  * The store is a help, never a need: where it fails the session computes, and kvs_reuse says why. */
 #ifndef KVSTATE_PERSIST_H

@@ -54,7 +54,7 @@ typedef struct kvs_plan_opts {
         sizeof(kvs_plan_opts), NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                   \
     }
 
-typedef struct kvs_plan kvs_plan; /* immutable; may outlive the model */
+typedef struct kvs_plan kvs_plan; /* immutable, for any number of threads; may outlive the model */
 
 /* KVS_E_INVAL: a name or line that can't be read; KVS_E_UNSUPPORTED: the geometry can't hold it
  * (the message names the layer and why); KVS_E_IO: FILE can't be read; KVS_E_LIMIT: undo_tokens

@@ -119,7 +119,8 @@ typedef struct kvs_prefix_hit {
 KVS_API kvs_status kvs_prefix_lookup(kvs_prefix *ix, const kvs_prefix_key *key, size_t min_tokens,
                                      kvs_lease **out, kvs_prefix_hit *hit, kvs_err *err);
 /* Makes an empty cache of the index's options one of hit->n_tokens tokens that shares the blocks; its
- * recurrent layers are the caller's (kvs_recurrent_resume of hit->snapshot). As kvs__page_attach: all layers or none. */
+ * recurrent layers are the caller's (kvs_recurrent_resume of hit->snapshot). As kvs__page_attach:
+ * all layers or none. */
 KVS_API kvs_status kvs_prefix_attach(const kvs_lease *lease, kvs_cache *cache, kvs_err *err);
 KVS_API void kvs_prefix_release(kvs_lease *lease); /* NULL is fine */
 

@@ -41,9 +41,10 @@ typedef struct kvs_recurrent_spec {
     kvs_dtype conv_dtype; /* inputs are rounded to it before anything else sees them */
     /* Tokens behind the greatest length so far that a rewind reaches exactly, drafts or not; 0: none.
      * A round of txn.h takes them all: drafts + 1, since an abort takes back the pending token too.
-     * Kept are snapshots of the state every undo_interval tokens and the inputs after them, from which a rewind recomputes
-     * at most undo_interval - 1 tokens; with 1, the state after each token, and none. 0: the least
-     * that undo_bytes allows, and without undo_bytes the interval that takes the least memory. */
+     * Kept are snapshots of the state every undo_interval tokens and the inputs after them, from
+     * which a rewind recomputes at most undo_interval - 1 tokens; with 1, the state after each token,
+     * and none. 0: the least that undo_bytes allows, and without undo_bytes the interval that takes
+     * the least memory. */
     uint32_t undo_tokens;   /* at most 65536 */
     uint32_t undo_interval; /* at most 65536 */
     uint64_t undo_bytes;    /* memory for this beyond the state itself; 0: no limit */
@@ -154,13 +155,15 @@ KVS_API kvs_status kvs_recurrent_import(kvs_cache *cache, uint32_t layer, int64_
 /* ---- all layers in one piece: what a prefix index keeps as snapshot (prefix.h)
  *
  * By layer, each as docs/format.md has it; a cache of the same recurrent layers reads it. A text can be
- * resumed where there is one alone: publish some tokens before the end of a prompt, too, and at its end. */
+ * resumed where there is one alone: publish some tokens before the end of a prompt, too, and at its
+ * end. */
 
 /* 0: no layer is recurrent. */
 KVS_API size_t kvs_recurrent_snapshot_bytes(const kvs_cache *cache);
-/* The planes after the first `at` tokens of every recurrent layer, to dst [bytes], aligned to 8. Changes
- * nothing; takes memory where a layer has to be rewound for it, in a copy. KVS_E_RANGE: a layer does not
- * go back to `at`. KVS_E_STATE: it lies in an open round. KVS_E_INVAL: other bytes than those above. */
+/* The planes after the first `at` tokens of every recurrent layer, to dst [bytes], aligned to 8.
+ * Changes nothing; takes memory where a layer has to be rewound for it, in a copy. KVS_E_RANGE: a
+ * layer does not go back to `at`. KVS_E_STATE: it lies in an open round. KVS_E_INVAL: other bytes
+ * than those above. */
 KVS_API kvs_status kvs_recurrent_snapshot(const kvs_cache *cache, int64_t at, void *dst,
                                           size_t bytes, kvs_err *err);
 /* kvs_recurrent_import of every recurrent layer. KVS_E_NOMEM: they are all empty. */

@@ -21,7 +21,8 @@ extern "C" {
 typedef enum kvs_retain_policy {
     /* Hit density: how soon, and how surely, an item of its class and age has been asked for again is
      * learned while it runs, also from items that went long ago (ghosts); the one that promises least
-     * per byte and time goes. Nothing learned: LRU. Classes: kind, uses, hint, last gap, cost / bytes. */
+     * per byte and time goes. Nothing learned: LRU. Classes: kind, uses, hint, last gap, cost /
+     * bytes. */
     KVS_RETAIN_DENSITY = 0,
     KVS_RETAIN_LRU = 1,
     /* GreedyDual: priority = age + cost * uses / max(1, bytes) at each use, the least goes, of equals

@@ -18,6 +18,7 @@
 extern "C" {
 #endif
 
+/* Used by one thread at a time, as its context and caches are. */
 typedef struct kvs_rows kvs_rows;
 
 /* A set of n caches of the context (n may be 0), which it owns from then on. KVS_E_INVAL: a NULL, a

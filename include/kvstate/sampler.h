@@ -21,7 +21,7 @@ typedef struct kvs_logit_bias {
 
 typedef struct kvs_sampler_opts {
     size_t struct_size;
-    float temperature;       /* 0: the greatest logit, ties to the lowest id; no noise */
+    float temperature;       /* >= 0; 0: the greatest logit, ties to the lowest id; no noise */
     uint32_t top_k;          /* keep the k greatest; 0: all */
     float top_p;             /* keep the fewest whose probability reaches it; 1: all */
     float min_p;             /* drop what is less probable than min_p * the greatest; 0: none */
@@ -44,6 +44,7 @@ typedef struct kvs_candidate {
     float logit; /* after penalties and bias, before temperature */
 } kvs_candidate;
 
+/* Used by one thread at a time, as its context is. */
 typedef struct kvs_sampler kvs_sampler;
 
 /* KVS_E_RANGE names the option and its value. */

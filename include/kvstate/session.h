@@ -47,7 +47,8 @@ typedef struct kvs_session_opts {
 typedef struct kvs_session kvs_session;
 
 /* The context may be another than the model's. All memory but that of the state's growth is taken
- * here. */
+ * here. KVS_E_RANGE: block is above the plan's max_block or the batch's max_tokens; KVS_E_UNSUPPORTED:
+ * the model was opened for inspection; and what kvs_cache_new says. */
 KVS_API kvs_status kvs_session_new(kvs_ctx *ctx, const kvs_model *model,
                                    const kvs_session_opts *opts, kvs_session **out, kvs_err *err);
 KVS_API void kvs_session_free(kvs_session *session); /* NULL is fine */

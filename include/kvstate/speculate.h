@@ -53,7 +53,8 @@ typedef struct kvs_spec_opts {
         sizeof(kvs_spec_opts), 0, 0, NULL, NULL, NULL, 0, NULL, NULL, NULL                         \
     }
 
-/* Drafts for one session; freed before it. Between rounds the session may be used as ever. */
+/* Drafts for one session, by its thread; freed before it. Between rounds the session may be used as
+ * ever. */
 typedef struct kvs_spec kvs_spec;
 
 /* KVS_E_INVAL: the sampler, draft plan or vocabulary is of another model (the message names both);

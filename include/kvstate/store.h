@@ -191,8 +191,8 @@ KVS_API kvs_status kvs_store_put(kvs_store *s, const kvs_store_key *key,
                                  const kvs_store_put_opts *opts, kvs_err *err);
 /* Waits until everything put before is durable or has failed. KVS_OK if every queued put since the
  * last flush was saved, else the last one's status (KVS_E_IO, KVS_E_NOMEM, KVS_E_LIMIT: no room, what
- * is there is pinned) with its reason. A failure is told to one flush: of several callers, one that must
- * know of its own puts asks by `done` or KVS_PUT_DURABLE. */
+ * is there is pinned) with its reason. A failure is told to one flush: of several callers, one that
+ * must know of its own puts asks by `done` or KVS_PUT_DURABLE. */
 KVS_API kvs_status kvs_store_flush(kvs_store *s, kvs_err *err);
 
 enum {

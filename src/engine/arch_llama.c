@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* arch_llama.c: Llama and its near kin, which differ in a norm or a bias.
  *
- * llama    Llama 2 and 3, SmolLM2, Mistral, Mixtral. The files store q and k permuted, so that rotary pairs
- *          are neighbours. Llama 3's stretched frequencies come as rope_freqs.weight.
+ * llama    Llama 2 and 3, SmolLM2, Mistral, Mixtral. The files store q and k permuted, so that
+ *          rotary pairs are neighbours. Llama 3's stretched frequencies come as
+ *          rope_freqs.weight.
  * qwen2    Qwen 2 and 2.5: biases of q, k and v
  * qwen3    norms of each head of q and k
  * qwen3moe the same with a mixture of experts whose weights sum to 1

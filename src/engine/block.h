@@ -21,7 +21,7 @@ typedef struct kvs__need {
     size_t floats;      /* of g->work for each token */
     size_t widest;      /* elements of the longest row that it multiplies by a matrix */
     size_t fixed;       /* floats of g->work whatever the tokens */
-    size_t each_thread; /* floats of kvs__graph_thread_floats */
+    size_t each_thread; /* floats of scratch for each thread */
 } kvs__need;
 
 typedef struct kvs__step {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* hf_layers.c: config.json of families whose layers are recurrent or not all alike, as the engine's
- * keys: Qwen3-Next and 3.5 (linear_*), Mamba-2, Granite 4, Gemma 4. hf_config.c writes what is common, after
- * this; a key that is written here is not written again.
+ * keys: Qwen3-Next and 3.5 (linear_*), Mamba-2, Granite 4, Gemma 4. hf_config.c writes what is
+ * common, after this; a key that is written here is not written again.
  *
  * A key that is missing is left out where the architecture asks for it, and has the value here that
  * the reference libraries give it where they agree. */

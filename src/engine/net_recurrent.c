@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* net_recurrent.c: hyper-parameters and weights of recurrent layers, by the keys and names that
- * GGUF files have for them: ssm.inner_size is all heads together, ssm.time_step_rank the number of heads. What a spec
- * allows is checked here, so that a model that opens can be computed. */
+ * GGUF files have for them: ssm.inner_size is all heads together, ssm.time_step_rank the number of
+ * heads. What a spec allows is checked here, so that a model that opens can be computed. */
 #include <math.h>
 #include <string.h>
 

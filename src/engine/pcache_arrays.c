@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* pcache_arrays.c: mlx-lm's ArraysCache of two arrays and a recurrent layer (recurrent.h): the convolution
- * tail [rows][taps - 1][channels] and the state [rows][heads][head_dim][state_dim] in f32, which are
- * this library's planes as they are. An ArraysCache does not count tokens: the other layers of the
- * file, or the tokens it names, say where it stands. */
+/* pcache_arrays.c: mlx-lm's ArraysCache of two arrays and a recurrent layer (recurrent.h): the
+ * convolution tail [rows][taps - 1][channels] and the state [rows][heads][head_dim][state_dim] in
+ * f32, which are this library's planes as they are. An ArraysCache does not count tokens: the other
+ * layers of the file, or the tokens it names, say where it stands. */
 #include "engine/pcache.h"
 
 #include <string.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* math.h: exp, tanh, softplus and sigmoid as every tier computes them; these scalar forms are the specification.
+/* math.h: exp, tanh, softplus and sigmoid as every tier computes them; these scalar forms are the
+ * specification.
  *
  * exp(x): n = rint(x * log2 e) by adding 1.5 * 2^23; r = x - n ln 2 in two fma steps (ln 2 split so
  * that n times its head is exact, Cody & Waite); polynomial of degree 7 in r (coefficients of

@@ -6,8 +6,9 @@
  * FUSED_MAX (most rows of x that go the fused way together: 4 or 8), FUSED_MOST (and one group after
  * another: decoding again costs less than packing), FUSED_COLS_N (rows of W side by side
  * for N rows of x), FUSED_SHARED (registers suffice for a part of all of these), reduce4 (four
- * times 16 lanes -> four sums), sum16 (sixteen vectors -> sixteen sums; where FUSED_MAX > 4), f16_one (an f16 in memory as float) and, for each type T, hdr_T and
- * dec_T. An affine type has no hdr of its own (NULL): its scales lie in other planes.
+ * times 16 lanes -> four sums), sum16 (sixteen vectors -> sixteen sums; where FUSED_MAX > 4),
+ * f16_one (an f16 in memory as float) and, for each type T, hdr_T and dec_T. An affine type has no
+ * hdr of its own (NULL): its scales lie in other planes.
  *
  * Two ways, one order of operations: a lane is a sequence of fma over ascending k in both.
  *   few rows:   a block is decoded into registers and multiplied at once (fused_rows);

@@ -5,7 +5,8 @@
  * Storage of affine codes equals MLX's bit for bit: the kernels give scale and bias in f32, the
  * narrow dtypes are rounded here with MLX's NaN. Rows need no order among themselves and groups
  * never cross a row, so all work is done on runs of groups that fit a stack buffer. Rotation is the
- * cache's business, as are centres; they are checked and named here, and ignored by encode and decode. */
+ * cache's business, as are centres; they are checked and named here, and ignored by encode and
+ * decode. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* layer.h: one layer of a cache: its store, the dense store of a delayed conversion, and its part
- * in a round of drafts (rounds.h); or, of a recurrent layer, the object of recurrent.h and no store.
+ * in a round of drafts (round.h); or, of a recurrent layer, the object of recurrent.h and no store.
  *
  * Phases of a layer with dense_until = D > 0, by its length n:
  *   n <= D               early holds all, main is empty

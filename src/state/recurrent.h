@@ -107,8 +107,9 @@ kvs_status kvs__rec_fork(kvs_ctx *ctx, const kvs__rec *r, int64_t n_tokens, kvs_
  * open (begin), none is (the others), or undo_tokens is below most_undo, the number of tokens that the
  * round may have to take back; with 0 it retains nothing. rollback keeps the first `keep` tokens of
  * the round: KVS_E_RANGE above what was advanced or where more than most_undo would go, KVS_E_STATE
- * before the first advance and where rewinds within the round used undo up. A call that fails leaves the round as it was. While a round is open only
- * what came before it can be forked or exported, and nothing before it rewound. */
+ * before the first advance and where rewinds within the round used undo up. A call that fails
+ * leaves the round as it was. While a round is open only what came before it can be forked or
+ * exported, and nothing before it rewound. */
 kvs_status kvs__rec_begin(kvs__rec *r, uint64_t most_undo, kvs_err *err);
 kvs_status kvs__rec_rollback(kvs_ctx *ctx, kvs__rec *r, uint64_t keep, kvs_err *err);
 kvs_status kvs__rec_commit(kvs__rec *r, kvs_err *err);
@@ -124,8 +125,8 @@ void kvs__rec_export(const kvs__rec *r, int64_t at, void *conv, float *state);
 
 /* A multiple of 8; false on overflow. */
 bool kvs__rec_packed_bytes(const kvs_recurrent_spec *spec, size_t *bytes);
-/* After `at` tokens, which the layer can rewind to; gaps between planes are left as they are. Takes memory
- * where that position is not kept. dst and src: aligned to 8. */
+/* After `at` tokens, which the layer can rewind to; gaps between planes are left as they are. Takes
+ * memory where that position is not kept. dst and src: aligned to 8. */
 kvs_status kvs__rec_pack(kvs_ctx *ctx, const kvs__rec *r, int64_t at, unsigned char *dst,
                          kvs_err *err);
 kvs_status kvs__rec_unpack(kvs_ctx *ctx, kvs__rec *r, int64_t at, const unsigned char *src,

@@ -11,12 +11,12 @@
  * newest window + max_block, and what a query after position c needs, for each checkpoint c: a
  * multiple of S(c), S(c) = 256 up to 4095, then doubled each time c doubles, so that S(c) <= max(256,
  * c / 8). Going back to any token t thus computes at most max(256, t / 8) tokens again. The cost for
- * a window of W tokens of b bytes: all blocks up to 8 W tokens (at least 2048), then at most 8 (W + 512) b
- * for each doubling of n. Where max_bytes don't suffice, S doubles until they do.
+ * a window of W tokens of b bytes: all blocks up to 8 W tokens (at least 2048), then at most 8 (W +
+ * 512) b for each doubling of n. Where max_bytes don't suffice, S doubles until they do.
  *
- * Recurrent layers have snapshots instead, all of them at the same positions: at the same checkpoints, and
- * at marks, which the caller sets where the next turn will need one. They are given up last of all that
- * is noted of them. An entry holds them beside the state at its end. */
+ * Recurrent layers have snapshots instead, all of them at the same positions: at the same
+ * checkpoints, and at marks, which the caller sets where the next turn will need one. They are
+ * given up last of all that is noted of them. An entry holds them beside the state at its end. */
 #ifndef KVS_STORE_HISTORY_H
 #define KVS_STORE_HISTORY_H
 
@@ -64,10 +64,10 @@ typedef struct kvs__saved {
 kvs_status kvs__history_copy(kvs__history *h, uint64_t max_bytes, kvs__saved *out, kvs_err *err);
 void kvs__saved_free(kvs__saved *s);
 
-/* Fills the cache, which is empty and whose notes were cleared, with the first *n tokens or fewer of a pinned entry: with
- * as many as every layer can prove; *n says how many. KVS_NO: none, err (never NULL here) says
- * why. After another status the cache must be cleared. On success the pin is taken over: later
- * copies complete their notes from the entry. */
+/* Fills the cache, which is empty and whose notes were cleared, with the first *n tokens or fewer
+ * of a pinned entry: with as many as every layer can prove; *n says how many. KVS_NO: none, err
+ * (never NULL here) says why. After another status the cache must be cleared. On success the pin is
+ * taken over: later copies complete their notes from the entry. */
 kvs_status kvs__history_restore(kvs__history *h, kvs_store *store, kvs_entry entry, uint64_t *n,
                                 kvs_err *err);
 /* The most tokens, at most *n, that it could restore; changes nothing. KVS_NO: none. */

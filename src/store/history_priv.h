@@ -60,8 +60,8 @@ struct kvs__history {
     uint64_t from_entry; /* tokens of it that are still the cache's */
 };
 
-/* Bytes of a block of the n positions from base on, and where plane p of a side begins in it; the centres
- * come last, at side KVS__SIDES. */
+/* Bytes of a block of the n positions from base on, and where plane p of a side begins in it; the
+ * centres come last, at side KVS__SIDES. */
 size_t kvs__hblock_bytes(const kvs__fmt *fmt, int64_t base, uint64_t n);
 size_t kvs__hblock_at(const kvs__fmt *fmt, uint64_t n, int side, int plane);
 /* Stored bytes of [lo, hi) between a store and a buffer. put appends (or jumps) and may fail. */

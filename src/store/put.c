@@ -2,8 +2,8 @@
 /* put.c: the front of a save: checks, copies into the queue, back-pressure, flush.
  *
  * The queue is bounded in bytes and items. What is copied is counted until it is durable or given
- * up, not until its write begins; a durable put waits in the same queue, so that the order of puts of one
- * key is the order of the calls. */
+ * up, not until its write begins; a durable put waits in the same queue, so that the order of puts
+ * of one key is the order of the calls. */
 #include <stdio.h>
 #include <string.h>
 

@@ -3,9 +3,9 @@
  *
  * A save works in windows of some MiB: the blocks of a window are hashed by several threads, looked
  * up, room is made for those that are missing, and they go to the open segment while the next window
- * is hashed; early write-back keeps the disk busy meanwhile. Segments are flushed and renamed when all blocks
- * are out; only then the entry's file is published (I1). Whatever fails undoes what the save did:
- * references, blocks, temporaries; an entry of the same key stays as it was.
+ * is hashed; early write-back keeps the disk busy meanwhile. Segments are flushed and renamed when
+ * all blocks are out; only then the entry's file is published (I1). Whatever fails undoes what the
+ * save did: references, blocks, temporaries; an entry of the same key stays as it was.
  *
  * What it does not do: decide what to evict (evict.c), or look at what parts mean. */
 #include <errno.h>

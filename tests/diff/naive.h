@@ -42,7 +42,8 @@ bool model_centered(const model *m);
 void model_copy(model *dst, const model *src);
 void model_rewind(model *m, uint64_t n);
 void model_convert(model *m, const kvs_codec *k, const kvs_codec *v);
-/* Could a ring have dropped, or never got, a token that a query at `pos` sees? Then a refusal is right. */
+/* Could a ring have dropped, or never got, a token that a query at `pos` sees? Then a refusal is
+ * right. */
 bool model_may_miss(const model *m, int64_t pos);
 bool model_sees(const model *m, const kvs_attend *d, uint32_t query, int64_t key);
 /* out [n_queries][n_q_heads][v_dim]; q dense f32; block K, V dense f32 or NULL. */

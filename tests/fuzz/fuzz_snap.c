@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* fuzz_snap.c: saved state of any content, restored into a cache of two layers. What the store proves is
- * that the bytes are those that were written, not that they make sense: every table must be refused
- * or give a cache of the tokens it promises.
+/* fuzz_snap.c: saved state of any content, restored into a cache of two layers. What the store
+ * proves is that the bytes are those that were written, not that they make sense: every table must
+ * be refused or give a cache of the tokens it promises.
  *
  * Byte 0: bits 0 and 1 choose the layout of the second layer; bit 2 centres its keys; bit 3 makes it
- * recurrent; bit 4 makes the first one recurrent, too; bit 5 writes version 1; bit 6 fills each part with its number, so that
- * centres differ; bit 7 takes the rest as the table itself. Then u16 tokens wanted, u16 tokens of the entry, and 8 bytes for each run:
- * layer, form, first and end position (u16), part, and what its part has more or less than it needs (i8). */
+ * recurrent; bit 4 makes the first one recurrent, too; bit 5 writes version 1; bit 6 fills each
+ * part with its number, so that centres differ; bit 7 takes the rest as the table itself. Then u16
+ * tokens wanted, u16 tokens of the entry, and 8 bytes for each run: layer, form, first and end
+ * position (u16), part, and what its part has more or less than it needs (i8). */
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* seed_store.c: writes the corpus of fuzz_store: files of a small store, each behind its byte of choice.
- * usage: seed_store FOLDER */
+/* seed_store.c: writes the corpus of fuzz_store: files of a small store, each behind its byte of
+ * choice. usage: seed_store FOLDER */
 #include "support/memfs.h"
 #include "support/store_rig.h"
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* test_engine_prefix_cache.c: sessions that share prefixes, on tiny models: the bits with a cache are
  * those without for every plan and kind of model, at every boundary of blocks and windows; cancelled
- * prompts, drafts, salts, files, a directory behind it. Memory and threads: test_engine_prefix_memory.c */
+ * prompts, drafts, salts, files, a directory behind it. Memory and threads:
+ * test_engine_prefix_memory.c */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* test_engine_prefix_memory.c: sessions that share prefixes: memory is counted once, budgets hold at every
- * allocation, a pool gets its blocks back, any allocation may fail; rows of a batch, threads. */
+/* test_engine_prefix_memory.c: sessions that share prefixes: memory is counted once, budgets hold
+ * at every allocation, a pool gets its blocks back, any allocation may fail; rows of a batch,
+ * threads. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* test_engine_prompt_cache.c: prompt-cache files written and read again: the same bytes in every kind of
- * layer and both layouts, batches, lists, metadata, sessions. What is refused is
+/* test_engine_prompt_cache.c: prompt-cache files written and read again: the same bytes in every
+ * kind of layer and both layouts, batches, lists, metadata, sessions. What is refused is
  * test_engine_prompt_refused.c's, what mlx-lm makes of them oracle_files.py's. */
 #include <setjmp.h>
 #include <stdarg.h>
