@@ -127,8 +127,9 @@ static void text_stats(const cache *c, const kvs_store_stats *st)
 {
     char a[32];
     char b[32];
-    (void)printf("%llu entries, %s on disk, %s of it in use, in %s\n",
-                 (unsigned long long)st->entries, format_bytes(a, sizeof a, (double)st->disk_bytes),
+    (void)printf("%llu %s, %s on disk, %s of it in use, in %s\n", (unsigned long long)st->entries,
+                 st->entries == 1 ? "entry" : "entries",
+                 format_bytes(a, sizeof a, (double)st->disk_bytes),
                  format_bytes(b, sizeof b, (double)st->live_bytes), c->dir);
     if (st->other_format + st->unreadable + st->quarantined > 0) {
         (void)printf("%llu files of another format, %llu unreadable, %llu set aside: %s\n",
