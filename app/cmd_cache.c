@@ -235,7 +235,7 @@ static int gc(cache *c)
         (void)puts("}");
     } else {
         char text[32];
-        (void)printf("%s freed, %llu entries forgotten\n",
+        (void)printf("%s freed, entries forgotten: %llu\n",
                      format_bytes(text, sizeof text, (double)freed),
                      (unsigned long long)(a.entries - b.entries));
         text_stats(c, &b);

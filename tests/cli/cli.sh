@@ -33,6 +33,8 @@ expect "no model" 2 "which model" "$kvstate" run -p x
 expect "two models" 2 "one argument too many" "$kvstate" run m.gguf n.gguf -p x
 expect "two prompts" 2 "give one" run -f prompt.txt
 expect "bad bias" 2 'logit-bias: "900+1"' run --logit-bias 900+1
+expect "a bias of the last token" 0 "" run --logit-bias 258-100
+expect "a bias of the one after it" 2 'logit-bias: "259+1"' run --logit-bias 259+1
 expect "bad template" 2 'chat-template: "jinja"' run --chat-template jinja
 expect "template without its tokens" 2 "<start_of_turn>" run --chat-template gemma
 
@@ -107,6 +109,8 @@ expect "drafts of a chat" 0 "drafts: [0-9]* of [0-9]* accepted" sh -c \
     "printf 'one\n/stats\n' | '$kvstate' chat -m m.gguf --seed 7 -n 4 --ignore-eos -md m.gguf"
 expect "a bad n-gram" 2 'ngram:0.* from 1 to 32' run --draft ngram:0
 expect "a bad n-gram" 2 'ngram:x' run --draft ngram:x
+expect "the longest n-gram" 0 "" run --draft ngram:32
+expect "a longer n-gram" 2 'ngram:33.* from 1 to 32' run --draft ngram:33
 expect "drafts twice" 2 "give one" run --draft ngram -md m.gguf
 expect "drafts of nothing" 2 "needs --draft" run --draft-max 3
 expect "too many drafts" 2 "draft-max" run --draft ngram --draft-max 256
