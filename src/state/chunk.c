@@ -12,6 +12,7 @@
 #define CACHE_LINE   64u
 #define FAR_ELEMENTS 32768u /* of a head that are asked for ahead where storage is in pieces */
 #define AHEAD_BYTES  4096u  /* of a plane that are asked for ahead of their use */
+#define DIRECT_BYTES 16384u /* of V in one call that decodes in registers */
 /* Rows up to which decoding in registers beats decoding to L1 first. Of codes, each block of 8 rows
  * would decode again. Dense elements are widened at ports that the products leave idle, and memory is
  * asked for line by line instead of in bursts: 24 rows of f16 take a fifth less time (Zen 4; 64 rows
@@ -253,7 +254,7 @@ static bool tile_in_place(const kvs__job *j, uint32_t head, int64_t pos0, uint16
         uint32_t lane = low_bit(bits);
         const kvs__seg *seg = NULL;
         uint64_t slot = 0;
-        uint64_t n = locate(j, pos0 + lane, KVS__CHUNK, &seg, &slot);
+        uint64_t n = locate(j, pos0 + lane, UINT32_MAX, &seg, &slot);
         if (slot % KVS__TILE != lane || (n < KVS__TILE - lane && (bits >> lane) >> n != 0)) {
             return false;
         }
@@ -270,29 +271,44 @@ static bool tile_in_place(const kvs__job *j, uint32_t head, int64_t pos0, uint16
     return true;
 }
 
-/* Positions ahead whose memory is asked for where storage is in pieces: as many bytes as the kernels
- * ask for ahead in one piece (attn_direct.h), a multiple of what is read at a time. */
-static int64_t far_positions(const kvs__side *side)
+/* Positions ahead whose memory the kernels ask for (attn_direct.h), a multiple of what is read at a
+ * time. */
+static uint64_t far_positions(const kvs__side *side)
 {
     uint32_t n = FAR_ELEMENTS / side->shape.dim;
-    return (int64_t)((n < V_ROWS ? V_ROWS : n / V_ROWS * V_ROWS));
+    return n < V_ROWS ? V_ROWS : n / V_ROWS * V_ROWS;
 }
 
-/* Blocks of a pool follow each other anywhere: tells the kernels where they go on when that is near.
- * in_row: positions from pos on that lie in a row with it. */
+/* The position that is read `far` positions after pos, and its head: behind the last of a head comes
+ * the first of the next. False: none. */
+static bool far_place(const kvs__store *s, uint64_t far, int64_t *pos, uint32_t *head)
+{
+    *pos += (int64_t)far;
+    if (*pos >= s->len) {
+        *pos += s->lo - s->len;
+        *head += 1;
+    }
+    return *head < s->fmt.n_heads && kvs__store_holds(s, *pos);
+}
+
+/* Where a run of storage ends, the kernels would ask for what lies behind it and not for what they
+ * read next: tells them how far that is. in_row: positions from pos on that lie in a row with it. */
 static void look_ahead(const kvs__job *j, int side, uint32_t head, int64_t pos, uint64_t in_row,
                        kvs__planes *p)
 {
     const kvs__store *s = j->s;
-    int64_t far = far_positions(&s->fmt.side[side]);
-    int64_t to = pos + far;
-    if (s->layout != KVS_LAYOUT_PAGED || (uint64_t)far < in_row || j->tail ||
-        !kvs__store_holds(s, to)) {
+    uint64_t far = far_positions(&s->fmt.side[side]);
+    if (far < in_row || j->tail) {
+        return;
+    }
+    if (!far_place(s, far, &pos, &head)) {
+        p->far = CACHE_LINE; /* on its way already: costs nothing */
+        p->far_unit = CACHE_LINE;
         return;
     }
     const kvs__seg *seg = NULL;
     uint64_t slot = 0;
-    (void)kvs__store_locate(s, to, 1, &seg, &slot);
+    (void)kvs__store_locate(s, pos, 1, &seg, &slot);
     kvs__planes f =
         side == KVS__K ? k_planes(s, seg, head, slot / KVS__TILE) : v_planes(s, seg, head, slot);
     p->far = (size_t)((uintptr_t)f.data - (uintptr_t)p->data);
@@ -552,19 +568,40 @@ static void latent_rows(const kvs__job *j, const kvs__work *w, const kvs__seg *s
     }
 }
 
+static uint64_t min_rows(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Rows of V for one call that decodes in registers: as many as stay in L1 between two strips of a row,
+ * all of them asking for the same run of storage ahead. */
+static uint64_t direct_step(const kvs__side *side, uint64_t in_row)
+{
+    size_t row = (size_t)side->n_units[0] * side->unit_bytes[0];
+    uint64_t most = DIRECT_BYTES / row / V_ROWS * V_ROWS;
+    uint64_t far = far_positions(side);
+    most = most < V_ROWS || in_row <= far ? V_ROWS : most;
+    return in_row > far ? min_rows(most, in_row - far) : most;
+}
+
 /* acc += P V over positions [pos, pos + n) for rows [r0, r0 + n_rows). */
 static void add_values(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_t r0,
                        uint32_t n_rows, int64_t c0, int64_t pos, uint64_t n)
 {
-    const kvs__shape *shape = &j->s->fmt.side[KVS__V].shape;
+    const kvs__side *v = &j->s->fmt.side[KVS__V];
+    const kvs__shape *shape = &v->shape;
     size_t dim = shape->dim;
     float *acc = w->acc + r0 * dim;
     while (n > 0) {
         const kvs__seg *seg = NULL;
         uint64_t slot = 0;
-        uint64_t m = locate(j, pos, n < V_ROWS ? n : V_ROWS, &seg, &slot);
+        uint64_t in_row = locate(j, pos, UINT32_MAX, &seg, &slot);
+        bool latent = j->s->fmt.n_sides == 1;
+        bool direct = !latent && reads_direct(shape, n_rows);
+        uint64_t m = min_rows(n, in_row);
+        m = min_rows(m, direct ? direct_step(v, in_row) : V_ROWS);
         const float *numer = w->s + (size_t)r0 * KVS__CHUNK + (pos - c0);
-        if (j->s->fmt.n_sides == 1) {
+        if (latent) {
             latent_rows(j, w, seg, head, slot, (size_t)m);
             j->kern->pv(acc, dim, numer, KVS__CHUNK, n_rows, w->vt, dim, (size_t)m, dim);
             pos += (int64_t)m;
@@ -572,12 +609,11 @@ static void add_values(const kvs__job *j, const kvs__work *w, uint32_t head, uin
             continue;
         }
         kvs__planes p = v_planes(j->s, seg, head, slot);
-        bool direct = reads_direct(shape, n_rows);
         if (!direct) {
-            prefetch(&j->s->fmt.side[KVS__V], p.data, ahead_of(&j->s->fmt.side[KVS__V]), (size_t)m);
+            prefetch(v, p.data, ahead_of(v), (size_t)m);
         }
         if (direct) {
-            look_ahead(j, KVS__V, head, pos, seg->cap - slot, &p);
+            look_ahead(j, KVS__V, head, pos, in_row, &p);
             j->kern->pv_direct(acc, dim, numer, KVS__CHUNK, n_rows, shape, &p, (size_t)m);
         } else if (shape->bits == 0 && shape->dtype == KVS_F32) {
             j->kern->pv(acc, dim, numer, KVS__CHUNK, n_rows, p.data, dim, (size_t)m, dim);
