@@ -641,7 +641,7 @@ static void add_mixed_tile(const kvs__job *j, const kvs__work *w, uint32_t head,
             uint32_t lane = low_bit(left);
             uint32_t len = low_bit(~(left >> lane));
             add_values(j, w, head, r0, r1 - r0, c0, c0 + (int64_t)t * KVS__TILE + lane, len);
-            left &= ~(((1u << len) - 1) << lane);
+            left &= left + (left & (~left + 1)); /* without its lowest run of ones */
         }
         r0 = r1;
     }

@@ -136,14 +136,14 @@ static void test_threads(void **state)
 static size_t resident(void)
 {
     FILE *f = fopen("/proc/self/statm", "r");
-    unsigned long pages[2] = {0, 0};
-    if (f) {
-        if (fscanf(f, "%lu %lu", &pages[0], &pages[1]) != 2) {
-            pages[1] = 0;
-        }
-        (void)fclose(f);
+    char line[128] = "";
+    if (!f) {
+        return 0;
     }
-    return pages[1] * 4;
+    char *at = fgets(line, sizeof line, f) ? line : NULL;
+    (void)fclose(f);
+    (void)(at ? strtoul(at, &at, 10) : 0); /* first the size, then what is resident, in pages */
+    return at ? strtoul(at, NULL, 10) * 4 : 0;
 }
 
 /* Pieces between others that stay: their memory goes back in whole huge pages. */
