@@ -231,43 +231,20 @@ static size_t ahead_of(const kvs__side *side)
     return (tiles < 1 ? 1 : tiles) * KVS__TILE;
 }
 
-/* Where the tile at `pos` lies if it lies in place: tiles of a run follow each other in storage, so
- * looking them up one by one would cost as much as a tenth of the products of a short head. */
-typedef struct tile_cursor {
-    int64_t pos;
-    uint64_t left; /* positions from pos on that lie in a row */
-    kvs__planes planes;
-} tile_cursor;
-
-static const void *next_tile(const kvs__side *k, int plane, const void *data)
-{
-    size_t bytes = (size_t)k->n_units[plane] * k->unit_bytes[plane] * KVS__TILE;
-    return data ? (const unsigned char *)data + bytes : NULL;
-}
-
-/* True, and its planes, if the tokens of `bits` of the tile at pos0 lie in one tile of storage, each
- * in its own lane. */
+/* True if the tokens of `bits` of the tile at pos0 lie in one tile of storage, each in its own lane;
+ * its planes, and how many positions from pos0 on lie in a row with it. */
 static bool tile_in_place(const kvs__job *j, uint32_t head, int64_t pos0, uint16_t bits,
-                          tile_cursor *at, kvs__planes *p)
+                          kvs__planes *p, uint64_t *in_row)
 {
-    if (at->pos != pos0 || at->left < KVS__TILE) {
-        uint32_t lane = low_bit(bits);
-        const kvs__seg *seg = NULL;
-        uint64_t slot = 0;
-        uint64_t n = locate(j, pos0 + lane, UINT32_MAX, &seg, &slot);
-        if (slot % KVS__TILE != lane || (n < KVS__TILE - lane && (bits >> lane) >> n != 0)) {
-            return false;
-        }
-        at->planes = k_planes(j->s, seg, head, slot / KVS__TILE);
-        at->left = n + lane;
+    uint32_t lane = low_bit(bits);
+    const kvs__seg *seg = NULL;
+    uint64_t slot = 0;
+    uint64_t n = locate(j, pos0 + lane, UINT32_MAX, &seg, &slot);
+    if (slot % KVS__TILE != lane || (n < KVS__TILE - lane && (bits >> lane) >> n != 0)) {
+        return false;
     }
-    *p = at->planes;
-    const kvs__side *k = &j->s->fmt.side[KVS__K];
-    at->pos = pos0 + KVS__TILE;
-    at->left -= at->left < KVS__TILE ? at->left : KVS__TILE;
-    at->planes.data = next_tile(k, 0, p->data);
-    at->planes.scale = next_tile(k, 1, p->scale);
-    at->planes.bias = next_tile(k, 2, p->bias);
+    *p = k_planes(j->s, seg, head, slot / KVS__TILE);
+    *in_row = n + lane;
     return true;
 }
 
@@ -359,67 +336,148 @@ typedef struct tile_run {
     kvs__planes planes[KVS__CHUNK_TILES];
 } tile_run;
 
-static void flush(const kvs__job *j, const kvs__work *w, uint32_t rows, tile_run *run)
+/* What the scores of a chunk need. */
+typedef struct score_job {
+    const kvs__job *j;
+    const kvs__work *w;
+    const kvs__side *k;
+    uint32_t head;
+    uint32_t rows;
+    uint32_t most; /* tiles decoded at a time */
+    size_t ahead;
+    uint64_t far;
+    tile_run *run;
+} score_job;
+
+static void flush(const score_job *s)
 {
-    const kvs__shape *shape = &j->s->fmt.side[KVS__K].shape;
-    float *s = w->s + (size_t)run->first * KVS__TILE;
-    if (run->n == 0) {
-        return;
-    }
-    if (run->decoded) {
-        j->kern->qk(s, KVS__CHUNK, w->q, shape->dim, rows, w->kt, run->n, shape->dim);
-    } else {
-        j->kern->qk_direct(s, KVS__CHUNK, w->q, shape->dim, rows, shape, run->planes, run->n);
+    const kvs__kern *kern = s->j->kern;
+    const kvs__shape *shape = &s->k->shape;
+    tile_run *run = s->run;
+    float *out = s->w->s + (size_t)run->first * KVS__TILE;
+    if (run->n > 0 && run->decoded) {
+        kern->qk(out, KVS__CHUNK, s->w->q, shape->dim, s->rows, s->w->kt, run->n, shape->dim);
+    } else if (run->n > 0) {
+        kern->qk_direct(out, KVS__CHUNK, s->w->q, shape->dim, s->rows, shape, run->planes, run->n);
     }
     run->n = 0;
 }
 
+/* Makes the run one that tile t may join. */
+static void join_run(const score_job *s, uint32_t t, bool decoded)
+{
+    tile_run *run = s->run;
+    if (run->decoded != decoded || (decoded && run->n == s->most)) {
+        flush(s);
+    }
+    if (run->n == 0) {
+        run->decoded = decoded;
+        run->first = t;
+    }
+}
+
+/* How many tiles of a row of storage, from tile t on, have a token that is seen. */
+static uint32_t tiles_seen(const kvs__work *w, uint32_t t, uint64_t in_row)
+{
+    uint64_t most = in_row < KVS__TILE ? 1 : in_row / KVS__TILE;
+    uint32_t n = 1;
+    while (n < most && t + n < KVS__CHUNK_TILES && w->any[t + n] != 0) {
+        n++;
+    }
+    return n;
+}
+
+static void next_tile(const kvs__side *k, kvs__planes *p)
+{
+    p->data = (const unsigned char *)p->data + (size_t)k->n_units[0] * k->unit_bytes[0] * KVS__TILE;
+    if (p->scale) {
+        size_t bytes = (size_t)k->n_units[1] * k->unit_bytes[1] * KVS__TILE;
+        p->scale = (const unsigned char *)p->scale + bytes;
+        p->bias = (const unsigned char *)p->bias + bytes;
+    }
+}
+
+/* n tiles of a row of storage as they are. Looking each up, or copying structs that were just
+ * written in parts, would cost a tenth of the products of a short head. */
+static void list_tiles(const score_job *s, int64_t pos, uint64_t in_row, kvs__planes at, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        kvs__planes *p = &s->run->planes[s->run->n++];
+        p->data = at.data;
+        p->scale = at.scale;
+        p->bias = at.bias;
+        p->far = 0;
+        p->far_unit = 0;
+        if (s->far >= in_row) {
+            look_ahead(s->j, KVS__K, s->head, pos, in_row, p);
+        }
+        pos += (int64_t)KVS__TILE;
+        in_row -= in_row < KVS__TILE ? in_row : KVS__TILE;
+        next_tile(s->k, &at);
+    }
+}
+
+/* n tiles of a row of storage that many rows read: decoded, unless they have the kernel's form. */
+static void decode_tiles(const score_job *s, uint32_t t, kvs__planes p, uint32_t n)
+{
+    const kvs__shape *shape = &s->k->shape;
+    bool f32 = shape->bits == 0 && shape->dtype == KVS_F32;
+    if (f32) {
+        flush(s);
+    }
+    for (uint32_t end = t + n; t < end; t++) {
+        prefetch(s->k, p.data, s->ahead, KVS__TILE);
+        if (f32) {
+            s->j->kern->qk(s->w->s + (size_t)t * KVS__TILE, KVS__CHUNK, s->w->q, shape->dim,
+                           s->rows, p.data, 1, shape->dim);
+        } else {
+            join_run(s, t, true);
+            s->j->kern->k_tile(s->w->kt + (size_t)s->run->n++ * shape->dim * KVS__TILE, shape, &p);
+        }
+        next_tile(s->k, &p);
+    }
+}
+
 static void scores(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_t n, int64_t c0)
 {
-    const kvs__shape *shape = &j->s->fmt.side[KVS__K].shape;
-    size_t tile_floats = (size_t)shape->dim * KVS__TILE;
-    uint32_t most = k_tiles(shape->dim);
-    bool f32 = shape->bits == 0 && shape->dtype == KVS_F32;
-    bool direct = reads_direct(shape, n);
-    size_t ahead = ahead_of(&j->s->fmt.side[KVS__K]);
-    tile_run run = {.n = 0};
-    tile_cursor cursor = {.left = 0};
-    for (uint32_t t = 0; t < KVS__CHUNK_TILES; t++) {
-        uint16_t bits = w->any[t];
-        if (bits == 0) {
-            flush(j, w, n, &run);
-            continue;
-        }
-        int64_t pos0 = c0 + (int64_t)t * KVS__TILE;
+    const kvs__side *k = &j->s->fmt.side[KVS__K];
+    bool direct = reads_direct(&k->shape, n);
+    tile_run run; /* its planes are written before they are read */
+    score_job s = {.j = j,
+                   .w = w,
+                   .k = k,
+                   .head = head,
+                   .rows = n,
+                   .most = k_tiles(k->shape.dim),
+                   .ahead = direct ? 0 : ahead_of(k),
+                   .far = far_positions(k),
+                   .run = &run};
+    run.n = 0;
+    run.decoded = false;
+    run.first = 0;
+    for (uint32_t t = 0; t < KVS__CHUNK_TILES;) {
+        int64_t pos = c0 + (int64_t)t * KVS__TILE;
         kvs__planes p;
-        bool in_place = tile_in_place(j, head, pos0, bits, &cursor, &p);
-        bool decode = !in_place || (!direct && !f32);
-        if (in_place && !direct) {
-            prefetch(&j->s->fmt.side[KVS__K], p.data, ahead, KVS__TILE);
-        }
-        if (run.n > 0 && (run.decoded != decode || (decode && run.n == most))) {
-            flush(j, w, n, &run);
-        }
-        if (run.n == 0) {
-            run.decoded = decode;
-            run.first = t;
-        }
-        if (in_place && f32 && !direct) { /* storage has the kernel's form already */
-            j->kern->qk(w->s + (size_t)t * KVS__TILE, KVS__CHUNK, w->q, shape->dim, n, p.data, 1,
-                        shape->dim);
-            continue;
-        }
-        if (!in_place) {
-            tile_assemble(j, w, head, pos0, bits, w->kt + run.n * tile_floats);
-        } else if (decode) {
-            j->kern->k_tile(w->kt + run.n * tile_floats, shape, &p);
+        uint64_t in_row = 0;
+        uint32_t m = 1;
+        if (w->any[t] == 0) {
+            flush(&s);
+        } else if (!tile_in_place(j, head, pos, w->any[t], &p, &in_row)) {
+            join_run(&s, t, true);
+            tile_assemble(j, w, head, pos, w->any[t],
+                          w->kt + (size_t)run.n++ * k->shape.dim * KVS__TILE);
         } else {
-            look_ahead(j, KVS__K, head, pos0, cursor.left + KVS__TILE, &p);
-            run.planes[run.n] = p;
+            m = tiles_seen(w, t, in_row);
+            if (direct) {
+                join_run(&s, t, false);
+                list_tiles(&s, pos, in_row, p, m);
+            } else {
+                decode_tiles(&s, t, p, m);
+            }
         }
-        run.n++;
+        t += m;
     }
-    flush(j, w, n, &run);
+    flush(&s);
 }
 
 /* -- centres */
