@@ -38,7 +38,7 @@ expect "import of what is none" 3 "does not hold an entry" cache import nothing
 expect "import of a device" 3 "cannot open" cache import /dev/null
 expect "import of a missing file" 3 "No such file" cache import nowhere
 expect "ls" 0 "$(echo "$key" | cut -c1-12)" cache ls
-expect "ls counts" 0 "^1 entries" cache ls
+expect "ls counts" 0 "^1 entry," cache ls
 cache ls --json >out 2>err && { ! command -v python3 >/dev/null || python3 -c '
 import json, sys
 d = json.load(sys.stdin)
@@ -55,7 +55,7 @@ report $? "export"
 expect "export of no entry" 3 "begins the key of no entry" cache export 00000000 copy2
 expect "export of no key" 2 "is no key" cache export xyzxyz copy2
 expect "import of the export elsewhere" 0 "$key" "$kvstate" cache import copy --cache-dir state2
-expect "gc" 0 "0 entries forgotten" cache gc
+expect "gc" 0 "entries forgotten: 0" cache gc
 test "$(stat -c %a state)" = 700 && test "$(stat -c %a state/entries/"$key".kve)" = 600
 report $? "modes"
 
@@ -64,7 +64,7 @@ segment=$(ls state/blocks/*.kvb)
 cp "$segment" saved
 printf '\377' | dd of="$segment" bs=1 seek=200 conv=notrunc 2>/dev/null
 expect "dump finds damage" 3 "DAMAGED: XXH3 of the block" cache dump
-expect "ls does not care" 0 "^1 entries" cache ls
+expect "ls does not care" 0 "^1 entry," cache ls
 expect "verify finds damage" 3 "damage was found and set aside" cache verify --json
 expect "the entry is a miss" 0 "^0 entries" cache ls
 test "$(find state/quarantine -type f | wc -l)" = 1

@@ -488,6 +488,42 @@ static void test_cancel(void **state)
     engine_close(&e);
 }
 
+typedef struct seen {
+    float last[VOCAB];
+    size_t n;
+} seen;
+
+static int keep_last(void *user, int64_t pos, const float *logits, size_t n_vocab)
+{
+    seen *k = user;
+    (void)pos;
+    memcpy(k->last, logits, n_vocab * sizeof *logits);
+    k->n++;
+    return 0;
+}
+
+/* However many rows of logits are handed out together, the session keeps the last one. */
+static void test_last_row(void **state)
+{
+    (void)state;
+    for (size_t rows = 1; rows <= 9; rows++) {
+        engine e;
+        setup s = {.path = llama_path, .kv = "f16"};
+        kvs_eval ev = KVS_EVAL_INIT;
+        seen k = {{0}, 0};
+        engine_open(&e, &s);
+        ev.tokens = tokens;
+        ev.n_tokens = 20;
+        ev.logits_from = 20 - rows;
+        ev.on_logits = keep_last;
+        ev.user = &k;
+        assert_int_equal(kvs_session_eval(e.session, &ev, NULL), KVS_OK);
+        assert_int_equal(k.n, rows);
+        assert_memory_equal(kvs_session_logits(e.session), k.last, sizeof k.last);
+        engine_close(&e);
+    }
+}
+
 /* ---- memory that runs out: the k-th allocation fails, for every k */
 
 typedef struct fuse {
@@ -733,8 +769,8 @@ int main(void)
         cmocka_unit_test(test_cancel),        cmocka_unit_test(test_out_of_memory),
         cmocka_unit_test(test_planned_bytes), cmocka_unit_test(test_shared_pool),
         cmocka_unit_test(test_shared_model),  cmocka_unit_test(test_undo),
-        cmocka_unit_test(test_undo_bytes),    cmocka_unit_test(test_undo_costs),
-        cmocka_unit_test(test_plan_lines),
+        cmocka_unit_test(test_undo_bytes),    cmocka_unit_test(test_last_row),
+        cmocka_unit_test(test_undo_costs),    cmocka_unit_test(test_plan_lines),
     };
     return cmocka_run_group_tests(tests, write_models, remove_models);
 }
