@@ -506,7 +506,7 @@ static int keep_last(void *user, int64_t pos, const float *logits, size_t n_voca
 static void test_last_row(void **state)
 {
     (void)state;
-    for (size_t rows = 1; rows <= 9; rows++) {
+    for (size_t n = 1; n <= 9; n++) {
         engine e;
         setup s = {.path = llama_path, .kv = "f16"};
         kvs_eval ev = KVS_EVAL_INIT;
@@ -514,11 +514,11 @@ static void test_last_row(void **state)
         engine_open(&e, &s);
         ev.tokens = tokens;
         ev.n_tokens = 20;
-        ev.logits_from = 20 - rows;
+        ev.logits_from = 20 - n;
         ev.on_logits = keep_last;
         ev.user = &k;
         assert_int_equal(kvs_session_eval(e.session, &ev, NULL), KVS_OK);
-        assert_int_equal(k.n, rows);
+        assert_int_equal(k.n, n);
         assert_memory_equal(kvs_session_logits(e.session), k.last, sizeof k.last);
         engine_close(&e);
     }

@@ -354,6 +354,51 @@ static void test_session_moves(void **state)
     spec_rig_close(&r);
 }
 
+/* One draft that is right, then the first id that is no token. */
+static uint32_t beyond(void *user, const int32_t *known, size_t n_known, int32_t *out, uint32_t n)
+{
+    const spec_text *text = user;
+    (void)known;
+    for (uint32_t i = 0; i < n; i++) {
+        out[i] = i == 0 && n_known < text->n ? text->tokens[n_known] : SPEC_VOCAB;
+    }
+    return n;
+}
+
+/* What is no token ends the list of drafts. */
+static void test_drafts_that_are_no_tokens(void **state)
+{
+    (void)state;
+    spec_rig r;
+    tiny t = TINY_LLAMA;
+    kvs_err err = KVS_ERR_INIT;
+    kvs_spec *spec = NULL;
+    kvs_spec_opts o = KVS_SPEC_OPTS_INIT;
+    kvs_spec_stats st = KVS_SPEC_STATS_INIT;
+    spec_rig_open(&r, &t, 1);
+    kvs_sampler *greedy = spec_sampler(&r, 0.0f, 0);
+    spec_plain(&r, &spec_plans[0], greedy, 1, 21, LEN, &plain);
+    kvs_session *s = spec_session(&r, &spec_plans[0], SPEC_MAX, NULL);
+    spec_must(kvs_session_sync(s, plain.tokens, 21, NULL, &err), &err);
+    o.sampler = greedy;
+    o.draft = beyond;
+    o.user = &plain;
+    o.max_drafts = 4;
+    o.flags = KVS_SPEC_FIXED;
+    spec_must(kvs_spec_new(s, &o, &spec, &err), &err);
+    for (int i = 0; i < 5; i++) {
+        spec_must(kvs_spec_next(spec, &err), &err);
+        spec_same(s, &plain, "drafts that are no tokens");
+    }
+    assert_int_equal(kvs_spec_get_stats(spec, &st), KVS_OK);
+    assert_int_equal(st.n_drafts, 5);
+    assert_int_equal(st.n_accepted, 5);
+    kvs_spec_free(spec);
+    kvs_session_free(s);
+    kvs_sampler_free(greedy);
+    spec_rig_close(&r);
+}
+
 static void test_context_full(void **state)
 {
     (void)state;
@@ -681,6 +726,7 @@ int main(void)
         cmocka_unit_test(test_short_draft_model),
         cmocka_unit_test(test_stop),
         cmocka_unit_test(test_session_moves),
+        cmocka_unit_test(test_drafts_that_are_no_tokens),
         cmocka_unit_test(test_context_full),
         cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_no_memory),
