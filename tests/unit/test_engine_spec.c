@@ -399,6 +399,55 @@ static void test_drafts_that_are_no_tokens(void **state)
     spec_rig_close(&r);
 }
 
+/* A round has no more tokens than a step of the session takes, however many drafts are wanted. */
+static void test_small_block(void **state)
+{
+    (void)state;
+    static const spec_plan small = {"f16", 0, 0, 0, 0, 4, 0};
+    spec_rig r;
+    tiny t = TINY_LLAMA;
+    kvs_spec_stats st = KVS_SPEC_STATS_INIT;
+    spec_rig_open(&r, &t, 1);
+    kvs_sampler *greedy = spec_sampler(&r, 0.0f, 0);
+    spec_plain(&r, &small, greedy, 1, 21, LEN, &plain);
+    kvs_spec_opts o = guess_opts(greedy, 8, 0);
+    o.flags = KVS_SPEC_FIXED;
+    decode(&r, &small, &o, &st, "a block of 4");
+    assert_true(st.n_drafts <= 3 * st.n_rounds && st.n_drafts > 2 * st.n_rounds);
+    kvs_sampler_free(greedy);
+    spec_rig_close(&r);
+}
+
+/* What a round picked is of the text it had: another one of the same length has its own. */
+static void test_another_text_of_that_length(void **state)
+{
+    (void)state;
+    static spec_text other;
+    spec_rig r;
+    tiny t = TINY_LLAMA;
+    kvs_err err = KVS_ERR_INIT;
+    kvs_spec *spec = NULL;
+    spec_rig_open(&r, &t, 1);
+    kvs_sampler *greedy = spec_sampler(&r, 0.0f, 0);
+    spec_plain(&r, &spec_plans[0], greedy, 1, 21, LEN, &plain);
+    spec_plain(&r, &spec_plans[0], greedy, 2, 21, LEN, &other);
+    kvs_session *s = spec_session(&r, &spec_plans[0], SPEC_MAX, NULL);
+    kvs_spec_opts o = guess_opts(greedy, 4, 3);
+    o.on_token = NULL;
+    spec_must(kvs_spec_new(s, &o, &spec, &err), &err);
+    for (size_t at = 21; at < 60; at++) {
+        spec_must(kvs_session_sync(s, plain.tokens, at, NULL, &err), &err);
+        spec_must(kvs_spec_next(spec, &err), &err);
+        spec_must(kvs_session_sync(s, other.tokens, held(s), NULL, &err), &err);
+        spec_must(kvs_spec_next(spec, &err), &err);
+        spec_same(s, &other, "another text of that length");
+    }
+    kvs_spec_free(spec);
+    kvs_session_free(s);
+    kvs_sampler_free(greedy);
+    spec_rig_close(&r);
+}
+
 static void test_context_full(void **state)
 {
     (void)state;
@@ -727,6 +776,8 @@ int main(void)
         cmocka_unit_test(test_stop),
         cmocka_unit_test(test_session_moves),
         cmocka_unit_test(test_drafts_that_are_no_tokens),
+        cmocka_unit_test(test_small_block),
+        cmocka_unit_test(test_another_text_of_that_length),
         cmocka_unit_test(test_context_full),
         cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_no_memory),
