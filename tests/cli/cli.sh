@@ -130,6 +130,8 @@ test $? = 1
 report $? "no colour and no cursor movement off a terminal"
 expect "a full disk is seen" 1 "standard output: No space" sh -c \
     "'$kvstate' run -m m.gguf -p x -n 4 -q >/dev/full"
+expect "as JSON: a full disk is seen" 1 "standard output can't be written: No space" sh -c \
+    "'$kvstate' run -m m.gguf -p x -n 4 -q --json >/dev/full"
 { "$kvstate" run -m m.gguf -p x --ignore-eos -q 2>err; } | head -c 1 >out
 test ! -s err
 report $? "a closed pipe is no news"
@@ -168,6 +170,10 @@ printf 'one\ntwo\\\nthree\n"""\nfour\nfive\n"""\n//six\n/stats\n/exit\nseven\n' 
 chat --json -q <lines.txt >out 2>err && test "$(wc -l <out)" = 5 && test ! -s err &&
     grep -q '"turns":4,.*"recomputed":0,' out
 report $? "a chat through pipes"
+printf '{%% for m in messages %%}{%% if m.content == "bad" %%}{{ raise_exception("no") }}{%% endif %%}{{ m.content }} {%% endfor %%}' >picky.jinja
+printf 'bad\ngood\n' | chat --chat-template picky.jinja --json -q >out 2>err
+test "$(wc -l <out)" = 1 && grep -q "no" err
+report $? "a question that failed is gone"
 # a model with recurrent layers goes back by 16 tokens, and by snapshots of a paged plan
 long="say it again and again and again and once more"
 "$tiny_model" qwen3next hybrid.gguf || exit 1
