@@ -29,7 +29,8 @@ typedef struct kvs_pages_opts {
     uint32_t reserved;     /* 0 */
     size_t max_bytes;      /* hard limit on all that the pool takes; 0: none */
     /* About what is taken at a time, at least one block; 0: a quarter of what the shape has already,
-     * but 1 to 32 MiB. Less where the limit or the allocator leaves no more. */
+     * but 1 to 32 MiB, less of it where the allocator refuses so much. Less where the limit leaves no
+     * more. */
     size_t chunk_bytes;
 } kvs_pages_opts;
 #define KVS_PAGES_OPTS_INIT                                                                        \
