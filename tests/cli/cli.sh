@@ -121,7 +121,7 @@ run --json >out 2>err && test ! -s err && {
     ! command -v python3 >/dev/null || python3 -c 'import json, sys; json.load(sys.stdin)' <out
 }
 report $? "JSON, and nothing else with --quiet"
-"$kvstate" run -m m.gguf -n 4 -q <prompt.txt >out 2>err && test -s out
+"$kvstate" run -m m.gguf -n 4 --ignore-eos -q <prompt.txt >out 2>err && test -s out
 report $? "prompt from standard input"
 "$kvstate" run -m m.gguf -p x -n 4 >/dev/null 2>err && grep -q "tok/s" err
 report $? "speeds on standard error"
@@ -200,7 +200,7 @@ test "$(sed 's/.*"tokens"//; s/"undo_re.*//' undo.158K)" = \
 report $? "the same tokens whatever undo takes, and what it computes again"
 printf '%s\n/clear\nno\n/clear\n%s\n' "$long" "$long" >lines.txt
 for kv in f16 paged/4:f16; do
-    env -u KVSTATE_NO_CACHE "$kvstate" chat -m hybrid.gguf -n 2 --ignore-eos --kv $kv --json -q \
+    env -u KVSTATE_NO_CACHE "$kvstate" chat -m hybrid.gguf -n 2 --seed 7 --ignore-eos --kv $kv --json -q \
         --cache-dir "$dir/state" <lines.txt >"${kv#*/}.json" 2>err
 done
 tail -n 1 f16.json | grep -q '"computed":[1-9][0-9]' &&
