@@ -28,18 +28,20 @@ enum {
 typedef struct kvs_prefix_opts {
     size_t struct_size;
     uint32_t flags;
-    kvs_retain_policy policy; /* not CUSTOM */
-    size_t max_bytes;         /* blocks that the index refers to, and all of its own; 0: no limit */
+    kvs_retain_policy policy;
+    size_t max_bytes; /* blocks that the index refers to, and all of its own; 0: no limit */
     /* Of layers with a window the blocks around every multiple of so many tokens are kept, so that a
      * later prompt which leaves this one anywhere recomputes less than that; and those at the end of
      * each publication. 0: every block there is. */
     uint32_t window_stride;
     uint32_t
         session_ms; /* how long the newest entry of a session is kept before others; 0: for ever */
+    kvs_retain_score_fn score; /* CUSTOM: as in kvs_retain_opts; must not call the index */
+    void *user;
 } kvs_prefix_opts;
 #define KVS_PREFIX_OPTS_INIT                                                                       \
     {                                                                                              \
-        sizeof(kvs_prefix_opts), 0, KVS_RETAIN_DENSITY, 0, 0, 0                                    \
+        sizeof(kvs_prefix_opts), 0, KVS_RETAIN_DENSITY, 0, 0, 0, NULL, NULL                        \
     }
 
 typedef struct kvs_prefix kvs_prefix;
@@ -64,6 +66,10 @@ typedef struct kvs_prefix_publish_opts {
     uint64_t session;      /* 0: none. The session's earlier entry is an ordinary one from now on */
     const void *snapshot;  /* copied; lent to who resumes after exactly these ids */
     size_t snapshot_bytes; /* of recurrent layers, of a drafter ... */
+    /* Tokens of the prompt whose use this request has counted: n_tokens of its lookup's hit, *n_stored
+     * of its publication before (which may be written here); 0: none. What a request comes to again
+     * it does not use again. */
+    size_t n_counted;
 } kvs_prefix_publish_opts;
 enum {
     KVS_PREFIX_NO_TAIL = 1u << 0, /* whole blocks only */
@@ -73,7 +79,7 @@ enum {
 };
 #define KVS_PREFIX_PUBLISH_OPTS_INIT                                                               \
     {                                                                                              \
-        sizeof(kvs_prefix_publish_opts), 0, 0, 0, NULL, 0                                          \
+        sizeof(kvs_prefix_publish_opts), 0, 0, 0, NULL, 0, 0                                       \
     }
 
 /* Publishes the first key->n_ids tokens of a cache, which stand for these ids; what is there already

@@ -21,23 +21,26 @@ extern "C" {
 
 typedef struct kvs_prefix_cache_opts {
     size_t struct_size;
-    const kvs_plan *plan;     /* paged, the sessions' plan; read by kvs_prefix_cache_new only */
-    size_t max_bytes;         /* blocks that the cache refers to, snapshots, tables; 0: no limit */
-    size_t pool_bytes;        /* all blocks, those of sessions too: entries go before it is passed;
+    const kvs_plan *plan; /* paged, the sessions' plan; read by kvs_prefix_cache_new only */
+    size_t max_bytes;     /* blocks that the cache refers to, snapshots, tables; 0: no limit */
+    size_t pool_bytes;    /* all blocks, those of sessions too: entries go before it is passed;
                              0: no limit but the context's */
-    kvs_retain_policy policy; /* not CUSTOM */
-    uint32_t window_stride;   /* see kvs_prefix_opts; 0: all blocks of windows */
+    kvs_retain_policy policy;
+    uint32_t window_stride; /* see kvs_prefix_opts; 0: all blocks of windows */
     /* Of models with recurrent layers a prompt can be resumed at snapshots alone. They are taken before
      * the last token of a prompt, where a session stops, where a prompt leaves an earlier one, and
      * at multiples of so many tokens; 0: not at multiples. */
     uint32_t snapshot_stride;
-    uint32_t reserved;  /* 0 */
-    const char *dir;    /* slower tier, as kvs_persist_opts.dir; NULL: memory alone */
-    uint64_t dir_bytes; /* of the directory, 0: no limit */
+    uint32_t reserved;         /* 0 */
+    const char *dir;           /* slower tier, as kvs_persist_opts.dir; NULL: memory alone */
+    uint64_t dir_bytes;        /* of the directory, 0: no limit */
+    kvs_retain_score_fn score; /* CUSTOM: see kvs_prefix_opts; calls come one at a time */
+    void *score_user;
 } kvs_prefix_cache_opts;
 #define KVS_PREFIX_CACHE_OPTS_INIT                                                                 \
     {                                                                                              \
-        sizeof(kvs_prefix_cache_opts), NULL, 0, 0, KVS_RETAIN_DENSITY, 0, 0, 0, NULL, 0            \
+        sizeof(kvs_prefix_cache_opts), NULL, 0, 0, KVS_RETAIN_DENSITY, 0, 0, 0, NULL, 0, NULL,     \
+            NULL                                                                                   \
     }
 
 /* A cache may be used by sessions of several threads, each with a context of its own; all call the

@@ -47,6 +47,8 @@ static kvs_status make_index(kvs_prefix_cache *c, const kvs_prefix_cache_opts *o
         st = c->blob ? st : kvs__nomem(err, "engine", c->blob_bytes);
     }
     io.policy = o->policy;
+    io.score = o->score;
+    io.user = o->score_user;
     io.max_bytes = index_limit(c, o->max_bytes);
     io.window_stride = o->window_stride;
     st = st == KVS_OK ? kvs_prefix_new(c->ctx, like, &io, &c->index, err) : st;

@@ -25,6 +25,8 @@ struct kvs__share {
     size_t branch;    /* where it leaves what is known; 0: nowhere that matters */
     size_t published; /* of the tokens held, those given block by block */
     size_t exact;     /* all of so many have been given, with a snapshot */
+    size_t asked;     /* tokens that the lookup of this prompt has counted as used */
+    size_t counted;   /* those, and what was given since: >= asked */
     size_t lent;
     bool foreign;
 };
@@ -119,6 +121,8 @@ size_t kvs__share_find(kvs__share *h, const int32_t *tokens, size_t n, size_t ow
     h->hit = (kvs_prefix_hit)KVS_PREFIX_HIT_INIT;
     h->prompt = n;
     h->branch = 0;
+    h->asked = 0;
+    h->counted = 0;
     h->lent = 0;
     if (n < 2 || own + 1 >= n) {
         return 0;
@@ -130,6 +134,8 @@ size_t kvs__share_find(kvs__share *h, const int32_t *tokens, size_t n, size_t ow
     if (st != KVS_OK) { /* no memory is as good a reason as none known */
         return 0;
     }
+    h->asked = h->hit.n_tokens; /* wherever it will be taken from */
+    h->counted = h->asked;
     if (h->pc->blob && h->hit.snapshot_bytes != h->pc->blob_bytes) {
         kvs__share_release(h);
         return 0;
@@ -171,7 +177,9 @@ static void give(kvs__share *h, const int32_t *tokens, size_t n, bool whole)
 {
     kvs_prefix_key key = {h->identity, NULL, 0, tokens, n};
     kvs_prefix_publish_opts o = KVS_PREFIX_PUBLISH_OPTS_INIT;
+    size_t stored = 0;
     o.flags = whole ? 0 : KVS_PREFIX_NO_TAIL | KVS_PREFIX_MIDWAY;
+    o.n_counted = h->counted;
     kvs__pages_lock(h->pc->pages);
     if (whole && h->pc->blob &&
         kvs_recurrent_snapshot(h->cache, (int64_t)n, h->pc->blob, h->pc->blob_bytes, NULL) ==
@@ -179,8 +187,9 @@ static void give(kvs__share *h, const int32_t *tokens, size_t n, bool whole)
         o.snapshot = h->pc->blob;
         o.snapshot_bytes = h->pc->blob_bytes;
     }
-    (void)kvs_prefix_publish(h->pc->index, &key, h->cache, &o, NULL, NULL);
+    (void)kvs_prefix_publish(h->pc->index, &key, h->cache, &o, &stored, NULL);
     kvs__pages_unlock(h->pc->pages);
+    h->counted = stored > h->counted ? stored : h->counted;
     h->published = n;
     h->exact = whole ? n : h->exact;
 }
@@ -232,6 +241,8 @@ void kvs__share_cut(kvs__share *h, size_t n)
     if (h) {
         h->published = h->published < n ? h->published : n;
         h->exact = n == 0 || h->exact > n ? 0 : h->exact;
+        h->counted = h->counted < n ? h->counted : n;
+        h->counted = h->counted > h->asked ? h->counted : h->asked;
         h->foreign = h->foreign && n > 0;
     }
 }

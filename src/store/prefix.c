@@ -188,9 +188,6 @@ static kvs_status read_opts(const kvs_prefix_opts *opts, kvs_prefix_opts *o, kvs
     if (st == KVS_OK && (o->flags & ~(uint32_t)KVS_PREFIX_SNAPSHOTS)) {
         st = kvs__fail(err, KVS_E_UNSUPPORTED, "store", "kvs_prefix_opts.flags is %#x", o->flags);
     }
-    if (st == KVS_OK && o->policy == KVS_RETAIN_CUSTOM) {
-        st = kvs__fail(err, KVS_E_INVAL, "store", "the policy of an index is not CUSTOM");
-    }
     return st;
 }
 
@@ -215,6 +212,8 @@ static kvs_status fill(kvs_prefix *ix, const kvs_cache *like, kvs_err *err)
     ix->own = sizeof *ix + (ix->n_slots + 1) * sizeof *ix->slot + run_len(ix) * sizeof *ix->run;
     st = read_layers(ix, like, false, err);
     r.policy = ix->o.policy;
+    r.score = ix->o.score;
+    r.user = ix->o.user;
     st = st == KVS_OK ? kvs_retain_new(ix->ctx, &r, &ix->retain, err) : st;
     if (st == KVS_OK && ix->o.max_bytes && kvs__prefix_bytes(ix) > ix->o.max_bytes) {
         st = kvs__fail(err, KVS_E_LIMIT, "store", "max_bytes %zu does not hold the index (%zu)",

@@ -468,15 +468,22 @@ static kvs_status put_blocks(publication *p, size_t n_ids, size_t *done, kvs_err
     return KVS_OK;
 }
 
-/* From the last one up, so that the first is the newest; those that are new count as used. */
+/* From the last one up, so that the first is the newest. Those that are new count as used; those that
+ * this request has used before are renewed, at its end alone: until then what hangs below keeps them. */
 static void use_known(publication *p)
 {
+    kvs_retain *retain = p->ix->retain;
     uint32_t skip = p->n_new;
     for (kvs__node *at = p->at; at->parent; at = at->parent) {
+        bool counted = (uint64_t)at->depth * p->ix->block < p->o->n_counted;
         if (skip > 0) {
             skip--;
+        } else if (!counted) {
+            (void)kvs_retain_use(retain, at->item, p->ix->block, hint_of(p, at->n_tokens));
+        } else if (p->o->flags & KVS_PREFIX_MIDWAY) {
+            return;
         } else {
-            (void)kvs_retain_use(p->ix->retain, at->item, p->ix->block, hint_of(p, at->n_tokens));
+            (void)kvs_retain_renew(retain, at->item);
         }
     }
 }
@@ -511,13 +518,13 @@ kvs_status kvs_prefix_publish(kvs_prefix *ix, const kvs_prefix_key *key, const k
 {
     kvs_prefix_publish_opts o = KVS_PREFIX_PUBLISH_OPTS_INIT;
     uint8_t name[KVS__SHA_BYTES];
-    if (n_stored) {
-        *n_stored = 0;
-    }
     kvs_status st = ix ? kvs__prefix_check_key(key, err)
                        : kvs__fail(err, KVS_E_INVAL, "store", "index is NULL");
     if (st == KVS_OK && opts) {
         st = kvs__opts_read(&o, sizeof o, opts, "kvs_prefix_publish_opts", err);
+    }
+    if (n_stored) { /* not earlier: it may be opts->n_counted */
+        *n_stored = 0;
     }
     if (st == KVS_OK && (o.flags & ~(uint32_t)(KVS_PREFIX_NO_TAIL | KVS_PREFIX_MIDWAY) ||
                          o.priority > 3 || (key->n_ids == 0 && (!o.snapshot || cache)))) {

@@ -308,6 +308,108 @@ static void errors(void **state)
     close_rig(&r);
 }
 
+/* -- uses are requests */
+
+enum { MOST_KEYS = 64 };
+typedef struct recorder {
+    uint64_t key[MOST_KEYS]; /* in the order of their coming */
+    uint32_t uses[MOST_KEYS];
+    uint64_t last_use[MOST_KEYS];
+    uint32_t n;
+    uint32_t wrong_cost;
+} recorder;
+
+/* A policy that keeps a record of what it is told. */
+static double record(void *user, const kvs_retain_info *info)
+{
+    recorder *rec = user;
+    uint32_t i = 0;
+    while (i < rec->n && rec->key[i] != info->key) {
+        i++;
+    }
+    assert_true(i < MOST_KEYS);
+    rec->n = i < rec->n ? rec->n : i + 1;
+    rec->key[i] = info->key;
+    rec->uses[i] = info->uses;
+    rec->last_use[i] = info->last_use;
+    rec->wrong_cost += info->cost != 16;
+    return 0;
+}
+
+/* One request of n tokens: a lookup, what it finds and the rest computed, given every 16 tokens. */
+static void request(rig *r, size_t n, size_t want_hit)
+{
+    kvs_prefix_key k = key_of(n);
+    kvs_prefix_hit hit = KVS_PREFIX_HIT_INIT;
+    kvs_prefix_publish_opts p = KVS_PREFIX_PUBLISH_OPTS_INIT;
+    kvs_lease *lease = NULL;
+    kvs_cache *c = new_cache(r);
+    kvs_status st = kvs_prefix_lookup(r->ix, &k, 0, &lease, &hit, NULL);
+    assert_int_equal(st, want_hit ? KVS_OK : KVS_NO);
+    assert_int_equal(hit.n_tokens, want_hit);
+    if (st == KVS_OK) {
+        assert_int_equal(kvs_prefix_attach(lease, c, NULL), KVS_OK);
+        kvs_prefix_release(lease);
+    }
+    p.n_counted = hit.n_tokens;
+    for (size_t at = hit.n_tokens; at < n;) {
+        at = at / 16 * 16 + 16 < n ? at / 16 * 16 + 16 : n;
+        fill_to(r, c, (uint32_t)at);
+        k = key_of(at);
+        p.flags = at < n ? KVS_PREFIX_MIDWAY | KVS_PREFIX_NO_TAIL : 0;
+        assert_int_equal(kvs_prefix_publish(r->ix, &k, c, &p, &p.n_counted, NULL), KVS_OK);
+        assert_int_equal(p.n_counted, at);
+    }
+    kvs_cache_free(c);
+}
+
+static void a_request_is_one_use(void **state)
+{
+    (void)state;
+    rig r;
+    recorder rec;
+    kvs_prefix_opts o = KVS_PREFIX_OPTS_INIT;
+    memset(&rec, 0, sizeof rec);
+    o.policy = KVS_RETAIN_CUSTOM;
+    o.score = record;
+    o.user = &rec;
+    open_rig(&r, 16, 0, 0, 0, &o);
+    request(&r, 70, 0); /* four blocks, then 6 tokens */
+    assert_int_equal(rec.n, 5);
+    for (uint32_t i = 0; i < rec.n; i++) {
+        assert_int_equal(rec.uses[i], 1);
+    }
+    request(&r, 100, 70); /* 64..80, 80..96 and 4 tokens more */
+    assert_int_equal(rec.n, 8);
+    for (uint32_t i = 0; i < rec.n; i++) {
+        assert_int_equal(rec.uses[i], i < 5 ? 2 : 1);
+    }
+    request(&r, 100, 99); /* the same again: all but the 6 tokens of the first */
+    for (uint32_t i = 0; i < rec.n; i++) {
+        assert_int_equal(rec.uses[i], i < 4 ? 3 : 2);
+    }
+    /* what a request came to is as new as its end, the first block the newest */
+    assert_true(rec.last_use[0] > rec.last_use[1] && rec.last_use[1] > rec.last_use[6]);
+    assert_true(rec.last_use[6] > rec.last_use[7] && rec.last_use[7] > rec.last_use[4]);
+    /* a conversation that its owner holds is not looked up: its turn is a request all the same */
+    kvs_cache *c = new_cache(&r);
+    kvs_prefix_publish_opts p = KVS_PREFIX_PUBLISH_OPTS_INIT;
+    for (size_t at = 112; at <= 144; at += 16) {
+        kvs_prefix_key k = key_of(at);
+        fill_to(&r, c, (uint32_t)at);
+        p.flags = at < 144 ? KVS_PREFIX_MIDWAY | KVS_PREFIX_NO_TAIL : 0;
+        assert_int_equal(kvs_prefix_publish(r.ix, &k, c, &p, &p.n_counted, NULL), KVS_OK);
+    }
+    for (uint32_t i = 0; i < rec.n; i++) {
+        uint32_t path = i < 4 ? 4 : (i == 5 || i == 6 ? 3 : (i > 7 ? 1 : 2));
+        assert_int_equal(rec.uses[i], path);
+    }
+    assert_int_equal(rec.n, 11); /* 96..112 and two more */
+    assert_int_equal(rec.wrong_cost, 0);
+    kvs_cache_free(c);
+    close_rig(&r);
+}
+
 /* One session's newest entry outlives newer ones of nobody, until its time is over. */
 static void sessions_are_kept(void **state)
 {
@@ -625,6 +727,7 @@ int main(void)
         cmocka_unit_test(shorter_windows_stay),     cmocka_unit_test(snapshots_are_replaced),
         cmocka_unit_test(half_a_block_of_a_window), cmocka_unit_test(budget),
         cmocka_unit_test(bytes_are_the_allocators), cmocka_unit_test(failing_allocations),
+        cmocka_unit_test(a_request_is_one_use),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
