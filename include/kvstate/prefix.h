@@ -159,13 +159,16 @@ typedef struct kvs_prefix_stats {
     uint64_t evicted_windows;
     uint64_t refused;                     /* publications that did not fit, wholly or in part */
     uint64_t reasons[KVS_PREFIX_REASONS]; /* lookups by kvs_prefix_reason */
+    uint64_t waiting;         /* nodes whose save to a slower tier is under way: they stay */
+    uint64_t waiting_bytes;   /* of these */
+    uint64_t evicted_waiting; /* nodes that went before their save had ended, for a pool without a
+                                 block, or for a lower limit */
+    uint64_t refused_waiting; /* refused while others waited */
 } kvs_prefix_stats;
 #define KVS_PREFIX_STATS_INIT                                                                      \
     {                                                                                              \
-        sizeof(kvs_prefix_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,               \
-        {                                                                                          \
+        sizeof(kvs_prefix_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0, 0, 0, \
             0                                                                                      \
-        }                                                                                          \
     }
 KVS_API kvs_status kvs_prefix_get_stats(const kvs_prefix *ix, kvs_prefix_stats *out);
 

@@ -8,7 +8,14 @@
  *   kvs_prefix_cache_new(ctx, model, &(kvs_prefix_cache_opts){.plan = paged, ...}, &cache, err);
  *   kvs_session_new(ctx, model, &(kvs_session_opts){.plan = paged, .prefix_cache = cache}, &a, err);
  *   kvs_session_sync(a, prompt, n, &n_reused, err);   and the same for sessions b, c ...
- * The cache is a help, never a need: where it has no room the sessions go on without. */
+ * The cache is a help, never a need: where it has no room the sessions go on without.
+ *
+ * With a directory, state is written through: an entry whose save is queued or under way stays in
+ * memory until it is durable or was given up. Where all that could go waits like this, a new entry is
+ * not taken into memory (kvs_prefix_stats.refused_waiting), its session goes on, and saves it. Two
+ * limits win over waiting, and count what went early (evicted_waiting): pool_bytes, so that no
+ * session stops for want of a block, and kvs_prefix_cache_limit. The queue is bounded (store.h);
+ * where it is full a session tries again as it goes on, and waits for room when it is freed. */
 #ifndef KVSTATE_PREFIX_CACHE_H
 #define KVSTATE_PREFIX_CACHE_H
 
@@ -58,6 +65,9 @@ KVS_API void kvs_prefix_cache_clear(kvs_prefix_cache *cache);
 /* As kvs_prefix_limit. KVS_E_LIMIT: less than what is empty takes, nothing changes. */
 KVS_API kvs_status kvs_prefix_cache_limit(kvs_prefix_cache *cache, size_t max_bytes, kvs_err *err);
 KVS_API kvs_status kvs_prefix_cache_get_stats(const kvs_prefix_cache *cache, kvs_prefix_stats *out);
+/* Of the directory: what is queued, what failed, and why. KVS_NO: there is none. */
+KVS_API kvs_status kvs_prefix_cache_get_store_stats(const kvs_prefix_cache *cache,
+                                                    kvs_store_stats *out);
 /* The pool of the cache and its sessions, borrowed: for kvs_pages_get_stats. */
 KVS_API const kvs_pages *kvs_prefix_cache_pages(const kvs_prefix_cache *cache);
 

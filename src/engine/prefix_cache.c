@@ -157,6 +157,14 @@ kvs_status kvs_prefix_cache_get_stats(const kvs_prefix_cache *c, kvs_prefix_stat
     return kvs__stats_write(out, &s, sizeof s);
 }
 
+kvs_status kvs_prefix_cache_get_store_stats(const kvs_prefix_cache *c, kvs_store_stats *out)
+{
+    if (!c || !out) {
+        return KVS_E_INVAL;
+    }
+    return c->store ? kvs_store_get_stats(c->store, out) : KVS_NO;
+}
+
 const kvs_pages *kvs_prefix_cache_pages(const kvs_prefix_cache *c)
 {
     return c ? c->pages : NULL;

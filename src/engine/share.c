@@ -103,6 +103,28 @@ kvs_store *kvs__share_store(const kvs__share *h, const uint8_t **identity)
     return h ? h->pc->store : NULL;
 }
 
+void kvs__share_wait_begin(const kvs__share *h, const int32_t *tokens, size_t n, size_t from,
+                           kvs__share_wait *out)
+{
+    out->pc = h && !h->foreign ? h->pc : NULL;
+    if (out->pc) {
+        kvs_prefix_key key = {h->identity, NULL, 0, tokens, n};
+        kvs__pages_lock(out->pc->pages);
+        kvs__prefix_wait_begin(out->pc->index, &key, from, &out->list);
+        kvs__pages_unlock(out->pc->pages);
+    }
+}
+
+void kvs__share_wait_end(kvs__share_wait *w)
+{
+    if (w->pc) {
+        kvs__pages_lock(w->pc->pages);
+        kvs__prefix_wait_end(w->pc->index, &w->list);
+        kvs__pages_unlock(w->pc->pages);
+        w->pc = NULL;
+    }
+}
+
 /* ---- asking */
 
 /* So little in common is had by any two prompts, and computed again sooner than a snapshot is taken. */

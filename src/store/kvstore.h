@@ -251,6 +251,7 @@ struct kvs__item {
     const void **data; /* [n_parts] */
     void *copy;        /* of the data, or NULL where it is borrowed */
     size_t copy_bytes;
+    size_t queue_bytes; /* that wait for it, copied or borrowed */
     size_t alloc_bytes;
     kvs_put_fn done;
     void *done_user;

@@ -181,7 +181,7 @@ static void supersede(kvs_prefix *ix, kvs__node *node)
         kvs__node_near(parent, node->ids, n, near, same);
         kvs__node *old = near[0];
         if (old && old->n_tokens == n && same[0] == n && !old->snaps && old->holds == 0 &&
-            covers(ix, node, old)) {
+            !old->wait && covers(ix, node, old)) {
             kvs__node_drop(ix, old, KVS_RETAIN_FORGOTTEN);
         }
     }
@@ -240,26 +240,12 @@ static kvs_status add_node(publication *p, uint32_t block, const int32_t *ids, u
     return KVS_OK;
 }
 
-/* The child that holds these tokens, whole or as its beginning. */
-static kvs__node *child_with(const kvs__node *parent, const int32_t *ids, uint32_t n)
-{
-    kvs__node *near[2];
-    uint32_t same[2];
-    kvs__node_near(parent, ids, n, near, same);
-    for (int i = 0; i < 2; i++) {
-        if (near[i] && same[i] == n) {
-            return near[i];
-        }
-    }
-    return NULL;
-}
-
 /* Tokens get a leaf of their own beside a longer node that begins with them where layers have a
  * window, or with a snapshot that hits need: of many siblings that begin alike a lookup sees two, and
  * leaves by their tokens. */
 static kvs__node *child_for(const publication *p, uint32_t block, const int32_t *ids, uint32_t n)
 {
-    kvs__node *node = child_with(p->at, ids, n);
+    kvs__node *node = kvs__node_child_with(p->at, ids, n);
     if (!node || node->n_tokens == n) {
         return node;
     }
@@ -296,6 +282,7 @@ static kvs_status put_snapshot(const publication *p, uint32_t at, kvs_err *err)
     }
     snap->at = at;
     snap->refs = 1;
+    snap->apart = false;
     snap->bytes = bytes;
     snap->n = p->o->snapshot_bytes;
     memcpy(snap + 1, p->o->snapshot, p->o->snapshot_bytes);
@@ -306,7 +293,7 @@ static kvs_status put_snapshot(const publication *p, uint32_t at, kvs_err *err)
             *old = gone->next;
             (void)kvs_retain_get_info(ix->retain, node->item, &info);
             (void)kvs_retain_resize(ix->retain, node->item, info.bytes - gone->bytes);
-            kvs__snap_unref(ix, gone);
+            kvs__snap_leave(ix, gone);
             break;
         }
     }
@@ -510,6 +497,7 @@ static kvs_status publish(publication *p, kvs__node *root, size_t *n_stored, kvs
         *n_stored = done;
     }
     ix->st.refused += st != KVS_OK;
+    ix->st.refused_waiting += st == KVS_E_LIMIT && ix->waits != NULL;
     return st == KVS_E_LIMIT ? KVS_NO : st;
 }
 
@@ -562,11 +550,11 @@ kvs_status kvs_prefix_forget(kvs_prefix *ix, const kvs_prefix_key *key, size_t *
     kvs__node *at = kvs__root_find(ix, name);
     size_t done = 0;
     while (at && key->n_ids - done > ix->block) {
-        at = child_with(at, key->ids + done, ix->block);
+        at = kvs__node_child_with(at, key->ids + done, ix->block);
         done += ix->block;
     }
     uint32_t n = (uint32_t)(key->n_ids - done);
-    kvs__node *first = at && n > 0 ? child_with(at, key->ids + done, n) : at;
+    kvs__node *first = at && n > 0 ? kvs__node_child_with(at, key->ids + done, n) : at;
     if (!first) {
         return KVS_E_NOTFOUND;
     }
@@ -574,7 +562,7 @@ kvs_status kvs_prefix_forget(kvs_prefix *ix, const kvs_prefix_key *key, size_t *
         kvs__node_drop_tree(ix, at);
     } else {
         kvs__node_hold(ix, at); /* a root must not go while it is looked through */
-        for (kvs__node *node = first; node; node = child_with(at, key->ids + done, n)) {
+        for (kvs__node *node = first; node; node = kvs__node_child_with(at, key->ids + done, n)) {
             kvs__node_drop_tree(ix, node);
         }
         kvs__node_release(ix, at);
