@@ -61,15 +61,18 @@ typedef kvs_store_key kvs_prefix_key;
 
 typedef struct kvs_prefix_publish_opts {
     size_t struct_size;
-    uint32_t flags;        /* KVS_PREFIX_NO_TAIL */
-    uint32_t priority;     /* 0..KVS_RETAIN_PRIORITIES - 1, of the last block */
-    uint64_t session;      /* 0: none. The session's earlier entry is an ordinary one from now on */
-    const void *snapshot;  /* copied; lent to who resumes after exactly these ids */
+    uint32_t flags;       /* KVS_PREFIX_NO_TAIL */
+    uint32_t priority;    /* 0..KVS_RETAIN_PRIORITIES - 1, of the last block and the windows that go
+                              with it; 0: as it is, or 1 with a session */
+    uint64_t session;     /* 0: none. The session's earlier entry is an ordinary one from now on */
+    const void *snapshot; /* copied; lent to who resumes after exactly these ids */
     size_t snapshot_bytes; /* of recurrent layers, of a drafter ... */
     /* Tokens of the prompt whose use this request has counted: n_tokens of its lookup's hit, *n_stored
      * of its publication before (which may be written here); 0: none. What a request comes to again
      * it does not use again. */
     size_t n_counted;
+    uint32_t priority_ms; /* how long; 0: session_ms with a session, else for ever */
+    uint32_t reserved;    /* 0 */
 } kvs_prefix_publish_opts;
 enum {
     KVS_PREFIX_NO_TAIL = 1u << 0, /* whole blocks only */
@@ -79,7 +82,7 @@ enum {
 };
 #define KVS_PREFIX_PUBLISH_OPTS_INIT                                                               \
     {                                                                                              \
-        sizeof(kvs_prefix_publish_opts), 0, 0, 0, NULL, 0, 0                                       \
+        sizeof(kvs_prefix_publish_opts), 0, 0, 0, NULL, 0, 0, 0, 0                                 \
     }
 
 /* Publishes the first key->n_ids tokens of a cache, which stand for these ids; what is there already

@@ -38,7 +38,7 @@ typedef struct kvs_prefix_cache_opts {
      * the last token of a prompt, where a session stops, where a prompt leaves an earlier one, and
      * at multiples of so many tokens; 0: not at multiples. */
     uint32_t snapshot_stride;
-    uint32_t reserved;         /* 0 */
+    uint32_t session_ms;       /* see kvs_session_opts.prefix_session; 0: for ever */
     const char *dir;           /* slower tier, as kvs_persist_opts.dir; NULL: memory alone */
     uint64_t dir_bytes;        /* of the directory, 0: no limit */
     kvs_retain_score_fn score; /* CUSTOM: see kvs_prefix_opts; calls come one at a time */

@@ -314,6 +314,25 @@ static kvs__node *of_session(const kvs_prefix *ix, uint64_t session)
     return NULL;
 }
 
+/* Of an entry that ends with this node: its last block, and the windows that resuming there needs. */
+static void set_priority(kvs_prefix *ix, const kvs__node *node, uint32_t priority, uint64_t until)
+{
+    uint64_t end = (uint64_t)node->depth * ix->block + node->n_tokens;
+    uint64_t window = 0;
+    for (uint32_t s = 0; s < ix->n_slots; s++) {
+        window = ix->slot[s].window > window ? ix->slot[s].window : window;
+    }
+    (void)kvs_retain_set_priority(ix->retain, node->item, priority, until);
+    for (const kvs__node *at = node; at->parent; at = at->parent) {
+        if (at->windows) {
+            (void)kvs_retain_set_priority(ix->retain, at->windows, priority, until);
+        }
+        if (end - (uint64_t)at->depth * ix->block >= window) {
+            break;
+        }
+    }
+}
+
 static kvs_status put_session(const publication *p, kvs_err *err)
 {
     kvs_prefix *ix = p->ix;
@@ -333,7 +352,7 @@ static kvs_status put_session(const publication *p, kvs_err *err)
         ix->own += (ix->sessions.cap - before) * sizeof(kvs__idmap_slot);
         if (old) {
             kvs__idmap_remove(&ix->sessions, session, (uint32_t)old->item);
-            (void)kvs_retain_set_priority(ix->retain, old->item, 0, 0);
+            set_priority(ix, old, 0, 0);
             old->session = 0;
         }
         if (node->session) {
@@ -344,8 +363,8 @@ static kvs_status put_session(const publication *p, kvs_err *err)
         priority = priority > 0 ? priority : 1;
     }
     if (priority > 0) {
-        uint64_t until = ix->o.session_ms && session ? ix->now + ix->o.session_ms : 0;
-        (void)kvs_retain_set_priority(ix->retain, node->item, priority, until);
+        uint32_t ms = p->o->priority_ms ? p->o->priority_ms : (session ? ix->o.session_ms : 0);
+        set_priority(ix, node, priority, ms ? ix->now + ms : 0);
     }
     kvs__prefix_count(ix);
     return KVS_OK;
@@ -515,7 +534,8 @@ kvs_status kvs_prefix_publish(kvs_prefix *ix, const kvs_prefix_key *key, const k
         *n_stored = 0;
     }
     if (st == KVS_OK && (o.flags & ~(uint32_t)(KVS_PREFIX_NO_TAIL | KVS_PREFIX_MIDWAY) ||
-                         o.priority > 3 || (key->n_ids == 0 && (!o.snapshot || cache)))) {
+                         o.priority >= KVS_RETAIN_PRIORITIES || o.reserved ||
+                         (key->n_ids == 0 && (!o.snapshot || cache)))) {
         st = kvs__fail(err, KVS_E_INVAL, "store", "flags %#x, priority %u, %zu ids", o.flags,
                        o.priority, key->n_ids);
     }

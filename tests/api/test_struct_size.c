@@ -238,7 +238,7 @@ static const kvs_prefix_opts prefix_opts = {sizeof(kvs_prefix_opts),
                                             NULL,
                                             NULL};
 static const kvs_prefix_publish_opts publish_opts = {
-    sizeof(kvs_prefix_publish_opts), KVS_PREFIX_MIDWAY, 1, 7, ids, sizeof ids, 4};
+    sizeof(kvs_prefix_publish_opts), KVS_PREFIX_MIDWAY, 1, 7, ids, sizeof ids, 4, 5, 0};
 static const kvs_retain_opts retain_opts = {
     sizeof(kvs_retain_opts), KVS_RETAIN_COST, 10, 1000, NULL, NULL};
 static const kvs_retain_item retain_item = {sizeof(kvs_retain_item), 77, 8, 2, 1, 2, 3, 0, 9};

@@ -343,9 +343,6 @@ static void test_refused(void **state)
     rig_open(&r, &kinds[0], NULL);
     assert_int_equal(kvs_prefix_cache_new(r.ctx, r.model, &o, &pc, &err), KVS_E_INVAL);
     o.plan = r.plan;
-    o.reserved = 1;
-    assert_int_equal(kvs_prefix_cache_new(r.ctx, r.model, &o, &pc, &err), KVS_E_UNSUPPORTED);
-    o.reserved = 0;
     o.max_bytes = 1;
     assert_int_equal(kvs_prefix_cache_new(r.ctx, r.model, &o, &pc, &err), KVS_E_LIMIT);
     o.max_bytes = 0;

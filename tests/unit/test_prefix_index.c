@@ -345,6 +345,43 @@ static void sessions_are_kept(void **state)
     }
 }
 
+/* With a window what resuming needs is kept, too, and only that; a priority of its own has its time. */
+static void windows_are_kept(void **state)
+{
+    (void)state;
+    for (uint64_t now = 50; now <= 250; now += 100) {
+        rig r;
+        kvs_prefix_opts o = KVS_PREFIX_OPTS_INIT;
+        kvs_prefix_publish_opts p = KVS_PREFIX_PUBLISH_OPTS_INIT;
+        o.policy = KVS_RETAIN_LRU;
+        o.session_ms = 200;
+        open_rig(&r, 16, 20, 0, 16, &o);
+        kvs_cache *c = new_cache(&r);
+        fill_to(&r, c, 40);
+        p.session = now < 100 ? 0 : 77;
+        p.priority = now < 100 ? 3 : 0;
+        p.priority_ms = now < 100 ? 100 : 0;
+        publish(&r, c, 40, &p);
+        kvs_prefix_clock(r.ix, now);
+        kvs_prefix_stats st = KVS_PREFIX_STATS_INIT;
+        const int32_t first = ids[0];
+        ids[0] = 5000;
+        publish(&r, c, 40, NULL);
+        ids[0] = first;
+        assert_int_equal(found(&r, 41, NULL), 40); /* the oldest all the same: used before others */
+        ids[0] = 5000;
+        assert_int_equal(found(&r, 41, NULL), 40);
+        ids[0] = first;
+        do { /* all that is of no priority */
+            assert_true(kvs__prefix_evict(r.ix));
+            (void)kvs_prefix_get_stats(r.ix, &st);
+        } while (st.nodes > 3);
+        assert_int_equal(found(&r, 41, NULL), now < 200 ? 40 : 0);
+        kvs_cache_free(c);
+        close_rig(&r);
+    }
+}
+
 /* Of a session its newest entry is kept; the one before goes when its turn comes. */
 static void earlier_entries_go(void **state)
 {
@@ -631,7 +668,7 @@ int main(void)
         cmocka_unit_test(shorter_windows_stay),     cmocka_unit_test(snapshots_are_replaced),
         cmocka_unit_test(half_a_block_of_a_window), cmocka_unit_test(budget),
         cmocka_unit_test(bytes_are_the_allocators), cmocka_unit_test(failing_allocations),
-        cmocka_unit_test(a_request_is_one_use),
+        cmocka_unit_test(a_request_is_one_use),     cmocka_unit_test(windows_are_kept),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
