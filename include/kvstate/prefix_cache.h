@@ -13,8 +13,8 @@
  * With a directory, state is written through: an entry whose save is queued or under way stays in
  * memory until it is durable or was given up. Where all that could go waits like this, a new entry is
  * not taken into memory (kvs_prefix_stats.refused_waiting), its session goes on, and saves it. Two
- * limits win over waiting, and count what went early (evicted_waiting): pool_bytes, so that no
- * session stops for want of a block, and kvs_prefix_cache_limit. The queue is bounded (store.h);
+ * limits win over waiting, and count what went early (evicted_waiting): pool_bytes where that frees
+ * a block, else a session waits for its own saves, and kvs_prefix_cache_limit. The queue is bounded (store.h);
  * where it is full a session tries again as it goes on, and waits for room when it is freed. */
 #ifndef KVSTATE_PREFIX_CACHE_H
 #define KVSTATE_PREFIX_CACHE_H

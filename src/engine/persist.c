@@ -37,6 +37,7 @@
 
 typedef struct written {
     pthread_mutex_t lock;
+    pthread_cond_t ended; /* a save */
     uint32_t under_way;
     uint32_t lineage;
     kvs_entry passing; /* durable, on the way: to be removed once a longer one is */
@@ -44,7 +45,8 @@ typedef struct written {
     uint64_t prompt_len;      /* a save of so many tokens stays */
     kvs_entry dead[MAX_DEAD]; /* to be removed; more than that stay as any entry */
     uint32_t n_dead;
-    bool lost; /* the newest save of this lineage was given up */
+    bool lost;        /* the newest save of this lineage was given up */
+    struct job *over; /* whose pins the session's thread is to let go */
     uint64_t saved, saved_bytes, not_saved;
     char reason[160];
 } written;
@@ -73,6 +75,7 @@ typedef struct job {
     kvs__share_wait wait;
     uint32_t lineage;
     bool passing;
+    struct job *next; /* of those that are over */
 } job;
 
 static void say(char *dst, size_t n, const char *text)
@@ -154,6 +157,7 @@ kvs_status kvs__persist_new(const kvs__persist_for *f, const kvs_persist_opts *o
         return kvs__nomem(err, "engine", sizeof *p);
     }
     (void)pthread_mutex_init(&p->w.lock, NULL);
+    (void)pthread_cond_init(&p->w.ended, NULL);
     p->ctx = f->ctx;
     p->cache = f->cache;
     p->share = f->share;
@@ -174,8 +178,39 @@ kvs_status kvs__persist_new(const kvs__persist_for *f, const kvs_persist_opts *o
     return KVS_OK;
 }
 
+/* Lets go of what saves that are over held. */
+static void collect(kvs__persist *p)
+{
+    (void)pthread_mutex_lock(&p->w.lock);
+    job *j = p->w.over;
+    p->w.over = NULL;
+    (void)pthread_mutex_unlock(&p->w.lock);
+    while (j) {
+        job *next = j->next;
+        kvs__saved_free(&j->saved);
+        kvs__free(p->ctx, j, sizeof *j);
+        j = next;
+    }
+}
+
+bool kvs__persist_settle(kvs__persist *p)
+{
+    if (!p) {
+        return false;
+    }
+    (void)pthread_mutex_lock(&p->w.lock);
+    bool any = p->w.under_way > 0 || p->w.over;
+    while (p->w.under_way > 0) {
+        (void)pthread_cond_wait(&p->w.ended, &p->w.lock);
+    }
+    (void)pthread_mutex_unlock(&p->w.lock);
+    collect(p);
+    return any;
+}
+
 static void bury(kvs__persist *p)
 {
+    collect(p);
     (void)pthread_mutex_lock(&p->w.lock);
     kvs_entry dead[MAX_DEAD];
     uint32_t n = p->w.under_way == 0 ? p->w.n_dead : 0;
@@ -200,6 +235,8 @@ void kvs__persist_free(kvs__persist *p)
     if (p->own_store) {
         kvs_store_close(p->store);
     }
+    collect(p);
+    (void)pthread_cond_destroy(&p->w.ended);
     (void)pthread_mutex_destroy(&p->w.lock);
     kvs__free(p->ctx, p, sizeof *p);
 }
@@ -210,6 +247,7 @@ static void on_saved(void *user, kvs_status status, kvs_entry entry, const kvs_e
 {
     job *j = user;
     written *w = &j->p->w;
+    kvs__share_wait_end(&j->wait); /* before the session's thread may free it */
     (void)pthread_mutex_lock(&w->lock);
     w->under_way--;
     if (status == KVS_OK) {
@@ -228,10 +266,11 @@ static void on_saved(void *user, kvs_status status, kvs_entry entry, const kvs_e
         w->lost = w->lost || j->lineage == w->lineage;
         say(w->reason, sizeof w->reason, err ? err->msg : "not saved");
     }
+    kvs__saved_done(&j->saved);
+    j->next = w->over;
+    w->over = j;
+    (void)pthread_cond_broadcast(&w->ended);
     (void)pthread_mutex_unlock(&w->lock);
-    kvs__share_wait_end(&j->wait);
-    kvs__saved_free(&j->saved);
-    kvs__free(j->p->ctx, j, sizeof *j);
 }
 
 static kvs_status not_saved(kvs__persist *p, kvs_status st, const kvs_err *err)
@@ -313,7 +352,7 @@ static kvs_status save(kvs__persist *p, const int32_t *tokens, size_t n, uint32_
     }
     bury(p);
     *j = (job){.p = p,
-               .saved = {p->ctx, 0, 0, NULL, NULL, 0},
+               .saved = {.ctx = p->ctx},
                .lineage = p->w.lineage,
                .passing = (flags & PASSING) != 0};
     kvs_status st = kvs__history_copy(p->history, p->max_bytes, &j->saved, err);
@@ -366,6 +405,7 @@ uint32_t kvs__persist_step(const kvs__persist *p, size_t n_tokens, uint32_t n)
 void kvs__persist_before(kvs__persist *p, uint32_t n)
 {
     if (p) {
+        collect(p);
         kvs__history_note(p->history, n);
     }
 }

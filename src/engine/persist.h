@@ -50,6 +50,8 @@ void kvs__persist_synced(kvs__persist *p, const int32_t *tokens, size_t n);
 kvs_status kvs__persist_save(kvs__persist *p, const int32_t *tokens, size_t n, kvs_err *err);
 /* The same for the last time: waits for room in the queue. */
 void kvs__persist_end(kvs__persist *p, const int32_t *tokens, size_t n);
+/* Waits for its saves that are under way and lets go of what they pinned; false: there were none. */
+bool kvs__persist_settle(kvs__persist *p);
 kvs_status kvs__persist_flush(kvs__persist *p, kvs_err *err);
 void kvs__persist_reuse(kvs__persist *p, kvs_reuse *out);
 /* session.c */

@@ -259,12 +259,21 @@ static bool deliver(kvs_session *s, const kvs__graph_row *row, const wanted *w)
     return false;
 }
 
+kvs_status kvs__session_reserve(kvs_session *s, uint32_t n, kvs_err *err)
+{
+    kvs_status st = kvs_cache_reserve(s->cache, KVS_ALL_LAYERS, n, err);
+    if ((st == KVS_E_LIMIT || st == KVS_E_NOMEM) && kvs__persist_settle(s->persist)) {
+        st = kvs_cache_reserve(s->cache, KVS_ALL_LAYERS, n, err);
+    }
+    return st;
+}
+
 /* One block of at most s->block tokens. */
 static kvs_status run_block(kvs_session *s, const int32_t *tokens, uint32_t n, const wanted *w,
                             kvs_err *err)
 {
     kvs__persist_before(s->persist, n);
-    kvs_status st = kvs_cache_reserve(s->cache, KVS_ALL_LAYERS, n, err);
+    kvs_status st = kvs__session_reserve(s, n, err);
     if (st != KVS_OK) {
         return st;
     }

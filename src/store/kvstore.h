@@ -27,6 +27,7 @@
 #include "base/vfs.h"
 #include "store/chain.h"
 #include "store/format.h"
+#include "store/store_vfs.h"
 
 #define KVS__SEG_TARGET  (64u << 20) /* a segment is closed when it has reached this */
 #define KVS__NO_SEG      UINT32_MAX
@@ -119,7 +120,8 @@ struct kvs_store {
     uint32_t n_gets;
     bool writing;
     bool reading;
-    uint64_t unsaved; /* queued puts that failed since the last flush, with what became of the last */
+    uint64_t
+        unsaved; /* queued puts that failed since the last flush, with what became of the last */
     kvs_status unsaved_status;
     char unsaved_reason[160];
 
@@ -242,14 +244,20 @@ kvs_status kvs__seg_publish(kvs_store *s, kvs__seg_out *o, kvs_err *err);
 void kvs__seg_out_free(kvs_store *s, kvs__seg_out *o); /* aborts one that is open */
 kvs_status kvs__io(kvs_err *err, int e, const char *what, const char *path);
 
+typedef struct kvs__source {
+    kvs_part_fn fill;
+    void *user;
+} kvs__source;
+
 struct kvs__item {
     kvs__item *next;
     kvs__entry_head head;
     uint8_t *ns;
     int32_t *ids;
     kvs__part *parts;
-    const void **data; /* [n_parts] */
-    void *copy;        /* of the data, or NULL where it is borrowed */
+    const void **data;   /* [n_parts] */
+    kvs__source *source; /* [n_parts], asked where data is NULL */
+    void *copy;          /* of the data, or NULL where it is borrowed */
     size_t copy_bytes;
     size_t queue_bytes; /* that wait for it, copied or borrowed */
     size_t alloc_bytes;
@@ -290,10 +298,5 @@ kvs_status kvs__scan(kvs_store *s, kvs_err *err);
 /* A whole small file into memory of the context. */
 kvs_status kvs__slurp(kvs_store *s, const char *path, uint64_t limit, uint8_t **data, size_t *bytes,
                       kvs_err *err);
-
-/* ---- kvstore.c */
-
-kvs_status kvs__store_open_vfs(kvs_ctx *ctx, kvs__vfs *v, const char *dir,
-                               const kvs_store_opts *opts, kvs_store **out, kvs_err *err);
 
 #endif
