@@ -162,6 +162,15 @@ expect "a full disk is seen" 1 "standard output: No space" sh -c \
 { "$kvstate" run -m m.gguf -p x --ignore-eos -q 2>err; } | head -c 1 >out
 test ! -s err
 report $? "a closed pipe is no news"
+# a stream that is closed is not the next file that is opened
+env -u KVSTATE_NO_CACHE "$kvstate" run -m m.gguf -p "x $(seq -s " " 40)" -n 4 -q --cache-dir closed \
+    2>err >&-
+test $? = 1 && grep -q "standard output" err && "$kvstate" cache verify --cache-dir closed >out &&
+    test "$(tr -d 0-9 <closed/lock | wc -c)" -le 2
+report $? "closed standard output is told, and nothing of the saved state is written over"
+env -u KVSTATE_NO_CACHE "$kvstate" run -m m.gguf -n 4 -q --cache-dir closed >out 2>err <&-
+test $? = 3 && grep -q "standard input: " err
+report $? "closed standard input is told"
 
 # -- signals
 "$kvstate" run -m m.gguf -p x --ignore-eos -n -1 -c 1000000 >out 2>err &
@@ -201,9 +210,11 @@ report $? "a chat through pipes"
 long="say it again and again and again and once more"
 "$tiny_model" qwen3next hybrid.gguf || exit 1
 printf '%s\n/clear\nno\n/clear\n%s\n' "$long" "$long" >lines.txt
-for kv in f16 paged/4:f16; do
+for kv in f16 paged/4:f16; do # alone: a disk may have it before it is asked for, or not
+    cache=--no-cache
+    test $kv = f16 || cache=--cache-dir=$dir/state
     env -u KVSTATE_NO_CACHE "$kvstate" chat -m hybrid.gguf -n 2 --ignore-eos --kv $kv --json -q \
-        --cache-dir "$dir/state" <lines.txt >"${kv#*/}.json" 2>err
+        "$cache" <lines.txt >"${kv#*/}.json" 2>err
 done
 tail -n 1 f16.json | grep -q '"computed":[1-9][0-9]' &&
     tail -n 1 4:f16.json | grep -q '"computed":1,.*"reused_from":"memory"'
