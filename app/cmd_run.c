@@ -201,6 +201,7 @@ static void report_json(const run *r, const kvs_session_stats *st)
     json_text(stdout, r->answer ? r->answer : "", r->n_answer);
     (void)printf(",\"finish\":\"%s\",\"prompt_tokens\":%zu,\"answer_tokens\":%zu,\"seed\":%llu",
                  r->reason ? r->reason : "", r->ids.n, r->made.n, (unsigned long long)r->m.seed);
+    (void)printf(",\"reused\":%llu", (unsigned long long)saved_reused(&r->m));
     saved_json(stdout, &r->m);
     if (r->s->prompt_cache) {
         (void)printf(",\"reused_tokens\":%zu", r->n_reused);

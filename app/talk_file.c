@@ -53,8 +53,12 @@ static void write_all(FILE *f, const talk *t)
     }
     (void)fputs("],\n\"turns\":[", f);
     for (size_t i = 0; i < t->n_turns; i++) {
-        (void)fprintf(f, "%s{\"messages\":%zu,\"prompt_ids\":%zu,\"ids\":%zu}", i ? "," : "",
-                      t->turns[i].n_messages, t->turns[i].n_prompt_ids, t->turns[i].n_ids);
+        const talk_turn *turn = &t->turns[i];
+        (void)fprintf(f, "%s{\"messages\":%zu,\"prompt_ids\":%zu,\"ids\":%zu%s}", i ? "," : "",
+                      turn->n_messages, turn->n_prompt_ids, turn->n_ids,
+                      !turn->prompt       ? ",\"ids_of\":\"nothing\""
+                      : turn->answer_gone ? ",\"ids_of\":\"prompt\""
+                                          : "");
     }
     (void)fputs("],\n\"ids\":[", f);
     for (size_t i = 0; i < t->ids.n; i++) {
@@ -219,10 +223,11 @@ static int read_turns(talk *t, const kvs_value *list, const char *path, bool sam
         }
         ids = (size_t)e;
         talk_turn *turn = &t->turns[t->n_turns++];
-        *turn = (talk_turn){NULL, (size_t)p, (size_t)e, messages};
-        int rc = same_template
-                     ? chat_render(t->template, t->messages, messages - 1, true, &turn->prompt)
-                     : 0;
+        const kvs_value *of = kvs_value_get(v, "ids_of");
+        bool known = same_template && !same_text(of, "nothing");
+        *turn = (talk_turn){NULL, (size_t)p, (size_t)e, messages, same_text(of, "prompt")};
+        int rc =
+            known ? chat_render(t->template, t->messages, messages - 1, true, &turn->prompt) : 0;
         if (rc != 0) {
             return rc;
         }

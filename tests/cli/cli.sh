@@ -223,6 +223,13 @@ printf 'one\ntwo\\\nthree\n"""\nfour\nfive\n"""\n//six\n/stats\n/exit\nseven\n' 
 chat <lines.txt >out 2>err && grep -q "chat template: the model's own" err && grep -q "4 turns" err
 report $? "a chat as text"
 expect "an unknown command" 2 "unknown command /what" sh -c "echo /what | '$kvstate' chat -m m.gguf"
+! command -v python3 >/dev/null || printf 'one\ntwo\n/stats\n' | chat -q --json | python3 -c 'import json, sys
+def members(pairs):
+    names = [name for name, _ in pairs]
+    assert len(set(names)) == len(names), names
+for line in sys.stdin:
+    json.loads(line, object_pairs_hook=members)' 2>err
+report $? "JSON of a chat, no member twice"
 expect "nothing to take back" 2 "no turn to take back" sh -c \
     "echo /undo | '$kvstate' chat -m m.gguf"
 expect "a chat needs a template" 2 "a chat needs a template" chat --chat-template none
@@ -239,6 +246,34 @@ for change in 's/"name":"[^"]*"/"name":"other"/' 's/"vocabulary":"./"vocabulary"
     expect "a conversation after $change" 3 "^kvstate: changed.json: " sh -c \
         "echo '/load changed.json' | '$kvstate' chat -m m.gguf"
 done
+# the ids of a conversation are those of its text, whatever changed in between
+one_e() { # every answer is "eeee"
+    printf '%s\n' "$@" | chat -q --json --temp 0 -l 101+100 $how >out 2>err
+}
+ids_of() {
+    sed -n 's/^"ids":\[\(.*\)\]}$/\1/p' "$1"
+}
+how=
+one_e one two three '/save plain.json'
+one_e one '/system be brief' two '/system -' three '/save changed.json'
+test -n "$(ids_of plain.json)" && test "$(ids_of plain.json)" = "$(ids_of changed.json)"
+report $? "a system message that comes and goes"
+one_e '/load changed.json' '/system be brief' four /undo '/system -' /undo three '/save changed.json'
+test "$(ids_of plain.json)" = "$(ids_of changed.json)"
+report $? "and again, from a file, with undo"
+# shellcheck disable=SC2016 # a template
+printf '%s' "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content[:2] if m.role == 'assistant' else" \
+    " m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>a{% endif %}" >short.jinja
+how="--chat-template short.jinja"
+one_e one two three '/save short.json' '/undo' '/load short.json' four '/save two.json'
+one_e one two three four '/save short.json'
+test "$(ids_of short.json)" = "$(ids_of two.json)" && test -n "$(ids_of two.json)"
+report $? "a template that changes earlier answers"
+how=
+one_e one two three four '/save plain.json'
+one_e '/load short.json' /undo '/save two.json' '/load two.json' four '/save two.json'
+test "$(ids_of plain.json)" = "$(ids_of two.json)"
+report $? "another template than that of the file"
 expect "no such conversation" 3 "gone.json: No such file" sh -c \
     "echo '/load gone.json' | '$kvstate' chat -m m.gguf"
 expect "a place that can't be written" 1 "nowhere/x: No such file" sh -c \
