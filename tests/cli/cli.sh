@@ -209,6 +209,8 @@ report $? "a chat through pipes"
 # a model with recurrent layers goes back by 16 tokens, and by snapshots of a paged plan
 long="say it again and again and again and once more"
 "$tiny_model" qwen3next hybrid.gguf || exit 1
+expect "drafts of a model that does not go back" 2 "does not go back.*as a round of drafts" \
+    "$kvstate" run -m hybrid.gguf -p x -n 4 --ignore-eos --draft ngram --undo 0
 printf '%s\n/clear\nno\n/clear\n%s\n' "$long" "$long" >lines.txt
 for kv in f16 paged/4:f16; do # alone: a disk may have it before it is asked for, or not
     cache=--no-cache
