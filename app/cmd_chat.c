@@ -174,15 +174,10 @@ static int answer(chat *c, turn *t)
 static int say(chat *c, const char *text, size_t n)
 {
     turn t = {.reason = NULL};
-    for (size_t i = 0; i < n;) {
-        size_t len = utf8_length((const unsigned char *)text + i, n - i);
-        if (len == 0) {
-            return fail(EXIT_USAGE, "this is not UTF-8: byte 0x%02x at offset %zu",
-                        (unsigned char)text[i], i);
-        }
-        i += len;
+    int rc = check_utf8("the question", text, n);
+    if (rc == 0) {
+        rc = talk_ask(&c->talk, text, n, &t.asked);
     }
-    int rc = talk_ask(&c->talk, text, n, &t.asked);
     if (rc == 0) {
         rc = answer(c, &t);
     }
@@ -277,7 +272,10 @@ static int do_system(chat *c, const char *arg)
         return 0;
     }
     bool remove = strcmp(arg, "-") == 0;
-    int rc = talk_system(&c->talk, remove ? NULL : arg, strlen(arg));
+    int rc = check_utf8("the system message", arg, strlen(arg));
+    if (rc == 0) {
+        rc = talk_system(&c->talk, remove ? NULL : arg, strlen(arg));
+    }
     if (rc == 0 && c->talk.n_turns > 0) {
         note(c->s, "[the next question computes the conversation again: its beginning changed]");
     }
@@ -387,6 +385,9 @@ static int prepare(chat *c)
     }
     c->talk.template = c->template;
     c->talk.model = c->m.model;
+    if (rc == 0 && c->s->system) {
+        rc = check_utf8("the system message", c->s->system, strlen(c->s->system));
+    }
     if (rc == 0 && c->s->system) {
         rc = talk_system(&c->talk, c->s->system, strlen(c->s->system));
     }

@@ -235,6 +235,10 @@ report $? "JSON of a chat, no member twice"
 expect "nothing to take back" 2 "no turn to take back" sh -c \
     "echo /undo | '$kvstate' chat -m m.gguf"
 expect "a chat needs a template" 2 "a chat needs a template" chat --chat-template none
+expect "a system message that is not UTF-8" 2 "system message is not UTF-8: byte 0xe9 at offset 3" \
+    run --sys "$(cat latin1.txt)"
+expect "a system message of a chat that is not UTF-8" 2 "system message is not UTF-8: byte 0xe9" sh -c \
+    "{ printf '/system '; cat latin1.txt; } | '$kvstate' chat -m m.gguf"
 expect "a question that is not UTF-8" 2 "not UTF-8: byte 0xe9" sh -c \
     "'$kvstate' chat -m m.gguf <latin1.txt"
 printf 'one\n/save talk.json\n' | chat -q >out 2>err
