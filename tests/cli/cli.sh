@@ -150,7 +150,7 @@ run --json >out 2>err && test ! -s err && {
     ! command -v python3 >/dev/null || python3 -c 'import json, sys; json.load(sys.stdin)' <out
 }
 report $? "JSON, and nothing else with --quiet"
-"$kvstate" run -m m.gguf -n 4 -q <prompt.txt >out 2>err && test -s out
+"$kvstate" run -m m.gguf -n 4 --ignore-eos -q <prompt.txt >out 2>err && test -s out
 report $? "prompt from standard input"
 "$kvstate" run -m m.gguf -p x -n 4 >/dev/null 2>err && grep -q "tok/s" err
 report $? "speeds on standard error"
@@ -267,6 +267,10 @@ report $? "a system message that comes and goes"
 one_e '/load changed.json' '/system be brief' four /undo '/system -' /undo three '/save changed.json'
 test "$(ids_of plain.json)" = "$(ids_of changed.json)"
 report $? "and again, from a file, with undo"
+one_e one two '/system be kind' three '/save plain.json'
+one_e one two '/system be kind' '/save changed.json' '/load changed.json' three '/save changed.json'
+test "$(ids_of plain.json)" = "$(ids_of changed.json)"
+report $? "a system message that no question has seen yet"
 # shellcheck disable=SC2016 # a template
 printf '%s' "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content[:2] if m.role == 'assistant' else" \
     " m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>a{% endif %}" >short.jinja
