@@ -588,7 +588,7 @@ kvs_status kvs_session_load_prompt_cache(kvs_session *s, const kvs_prompt_cache 
 
 const float *kvs_session_logits(const kvs_session *s)
 {
-    return s->has_logits ? s->logits : NULL;
+    return s && s->has_logits ? s->logits : NULL;
 }
 
 kvs_status kvs_session_sample(const kvs_session *s, kvs_sampler *sampler, int32_t *token,
@@ -611,13 +611,15 @@ kvs_status kvs_session_sample(const kvs_session *s, kvs_sampler *sampler, int32_
 
 const int32_t *kvs_session_tokens(const kvs_session *s, size_t *n)
 {
-    *n = s->n_tokens;
-    return s->tokens;
+    if (n) {
+        *n = s ? s->n_tokens : 0;
+    }
+    return s ? s->tokens : NULL;
 }
 
 const kvs_cache *kvs_session_cache(const kvs_session *s)
 {
-    return s->cache;
+    return s ? s->cache : NULL;
 }
 
 kvs_status kvs_session_get_stats(const kvs_session *s, kvs_session_stats *out)
