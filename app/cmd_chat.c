@@ -336,6 +336,29 @@ static int command(chat *c, const char *text)
 
 /* ---- the whole */
 
+/* One entry: a command, or something to say; // begins a line with a slash. */
+static int take(chat *c, const char *text, size_t n)
+{
+    if (n == 0) {
+        return 0;
+    }
+    bool slash = text[0] == '/';
+    if (slash && (n < 2 || text[1] != '/')) {
+        return command(c, text);
+    }
+    return say(c, text + slash, n - slash);
+}
+
+/* No more lines: as it should be, or because they can't be read. */
+static int input_ended(const chat *c)
+{
+    int error = line_error(c->input);
+    if (line_is_tty(c->input)) {
+        (void)putchar('\n');
+    }
+    return error == 0 ? 0 : fail(EXIT_INPUT, "standard input: %s", strerror(error));
+}
+
 static int loop(chat *c)
 {
     while (!c->done && interrupted() != EXIT_SIGTERM) {
@@ -349,22 +372,11 @@ static int loop(chat *c)
             }
             continue;
         }
-        if (st == LINE_END) {
-            if (line_is_tty(c->input)) {
-                (void)putchar('\n');
-            }
-            break;
-        }
-        int rc = 0;
-        if (n > 0 && text[0] == '/' && (n < 2 || text[1] != '/')) {
-            rc = command(c, text);
-        } else if (n > 0) {
-            size_t skip = n > 1 && text[0] == '/';
-            rc = say(c, text + skip, n - skip);
-        }
+        int rc = st == LINE_END ? input_ended(c) : take(c, text, n);
+        c->done = c->done || st == LINE_END;
         c->status = rc != 0 ? rc : c->status;
         if (ferror(stdout)) {
-            return EXIT_FAILED;
+            return rc != 0 ? rc : fail(EXIT_FAILED, "standard output can't be written");
         }
     }
     if (interrupted() == EXIT_SIGTERM) {

@@ -239,6 +239,11 @@ expect "a system message that is not UTF-8" 2 "system message is not UTF-8: byte
     run --sys "$(cat latin1.txt)"
 expect "a system message of a chat that is not UTF-8" 2 "system message is not UTF-8: byte 0xe9" sh -c \
     "{ printf '/system '; cat latin1.txt; } | '$kvstate' chat -m m.gguf"
+expect "questions that can't be read" 3 "standard input: Is a directory" sh -c \
+    "'$kvstate' chat -m m.gguf -q </"
+expect "questions that can't be read" 3 "standard input: " sh -c "'$kvstate' chat -m m.gguf -q <&-"
+expect "answers that can't be written" 1 "standard output can't be written" sh -c \
+    "echo x | '$kvstate' chat -m m.gguf -q --json >/dev/full"
 expect "a question that is not UTF-8" 2 "not UTF-8: byte 0xe9" sh -c \
     "'$kvstate' chat -m m.gguf <latin1.txt"
 printf 'one\n/save talk.json\n' | chat -q >out 2>err
