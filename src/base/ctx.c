@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/arena.h"
 #include "base/base.h"
 #include "base/cpu.h"
-#include "base/map.h"
 #include "base/pool.h"
 
 #define MAX_THREADS 1024u
@@ -21,6 +21,7 @@
 
 struct kvs_ctx {
     kvs_ctx_opts opts;
+    kvs__arena *arena; /* NULL: the caller's allocator */
     uint32_t tiers;
     const struct kvs__kern *kern;
     kvs__pool *pool;
@@ -33,29 +34,22 @@ struct kvs_ctx {
 /* Set by the kern room before the first context is made; base must not look at kern. */
 extern const struct kvs__kern *kvs__kern_for(uint32_t tiers);
 
-static void *libc_alloc(void *user, size_t bytes, size_t align)
+/* Where the caller has no allocator: user is the context's arena. */
+static void *own_alloc(void *user, size_t bytes, size_t align)
 {
-    (void)user;
+    void *p = bytes < KVS__ARENA_FROM ? NULL : kvs__arena_take(user, bytes);
     size_t rounded = 0;
-    if (!kvs__align_size(bytes ? bytes : 1, align, &rounded)) {
-        return NULL;
+    if (p || !kvs__align_size(bytes ? bytes : 1, align, &rounded)) {
+        return p;
     }
-    if (rounded < KVS__HUGE_FROM) {
-        return aligned_alloc(align, rounded);
-    }
-    void *p = NULL;
-    if (posix_memalign(&p, KVS__HUGE_PAGE, rounded) != 0) {
-        return NULL;
-    }
-    kvs__map_huge(p, rounded);
-    return p;
+    return aligned_alloc(align, rounded);
 }
 
-static void libc_free(void *user, void *ptr, size_t bytes)
+static void own_free(void *user, void *ptr, size_t bytes)
 {
-    (void)user;
-    (void)bytes;
-    free(ptr);
+    if (bytes < KVS__ARENA_FROM || !kvs__arena_give(user, ptr, bytes)) {
+        free(ptr);
+    }
 }
 
 /* Counts bytes in unless the limit would be passed. */
@@ -186,20 +180,24 @@ kvs_status kvs_ctx_new(const kvs_ctx_opts *opts, kvs_ctx **out, kvs_err *err)
     if (st != KVS_OK) {
         return st;
     }
-    if (!o.alloc) {
-        o.alloc = libc_alloc;
-        o.free = libc_free;
-    }
     if (o.max_bytes && o.max_bytes < sizeof(kvs_ctx)) {
         return kvs__fail(err, KVS_E_LIMIT, "base", "max_bytes %zu does not hold the context",
                          o.max_bytes);
     }
-    kvs_ctx *ctx = o.alloc(o.alloc_user, sizeof *ctx, ALIGNMENT);
+    kvs__arena *arena = o.alloc ? NULL : kvs__arena_new();
+    if (arena) {
+        o.alloc = own_alloc;
+        o.free = own_free;
+        o.alloc_user = arena;
+    }
+    kvs_ctx *ctx = o.alloc ? o.alloc(o.alloc_user, sizeof *ctx, ALIGNMENT) : NULL;
     if (!ctx) {
+        kvs__arena_free(arena);
         return kvs__nomem(err, "base", sizeof *ctx);
     }
     memset(ctx, 0, sizeof *ctx);
     ctx->opts = o;
+    ctx->arena = arena;
     atomic_store(&ctx->live, sizeof *ctx);
     atomic_store(&ctx->peak, sizeof *ctx);
     ctx->tiers = kvs__cpu_detect() & ~o.tiers_off;
@@ -225,7 +223,9 @@ void kvs_ctx_free(kvs_ctx *ctx)
     kvs__pool_free(ctx->pool);
     kvs__free(ctx, ctx->scratch, ctx->scratch_bytes);
     kvs_ctx_opts o = ctx->opts;
+    kvs__arena *arena = ctx->arena;
     o.free(o.alloc_user, ctx, sizeof *ctx);
+    kvs__arena_free(arena);
 }
 
 kvs_status kvs_ctx_get_stats(const kvs_ctx *ctx, kvs_ctx_stats *out)

@@ -4,7 +4,7 @@
  * Opened without blocking, so that a FIFO given for a file is an error and not a hang. Pages are
  * read when they are touched; nothing is locked or read ahead here. */
 #ifndef _GNU_SOURCE
-#define _GNU_SOURCE /* madvise */
+#define _GNU_SOURCE /* madvise, MAP_ANONYMOUS */
 #endif
 #include "base/map.h"
 
@@ -13,6 +13,17 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#ifdef __has_feature
+#define KVS_FEATURE(x) __has_feature(x)
+#else
+#define KVS_FEATURE(x) 0
+#endif
+#ifdef MAP_NORESERVE
+#define NO_RESERVE MAP_NORESERVE
+#else
+#define NO_RESERVE 0
+#endif
 
 static const uint8_t empty_file[1];
 
@@ -86,6 +97,48 @@ void kvs__map_huge(void *p, size_t bytes)
     const int saved = errno;
     (void)madvise(p, bytes, MADV_HUGEPAGE); /* refused where the kernel has none: no loss */
     errno = saved;
+#else
+    (void)p;
+    (void)bytes;
+#endif
+}
+
+bool kvs__has_huge_pages(void)
+{
+#if !defined(MADV_HUGEPAGE) || defined(__SANITIZE_ADDRESS__) || KVS_FEATURE(address_sanitizer) ||  \
+    KVS_FEATURE(memory_sanitizer)
+    return false;
+#else
+    return true;
+#endif
+}
+
+void *kvs__map_memory(size_t bytes)
+{
+    const size_t whole =
+        bytes + KVS__HUGE_PAGE; /* for the alignment; untouched, so it costs nothing */
+    unsigned char *p =
+        mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | NO_RESERVE, -1, 0);
+    if (p == MAP_FAILED) {
+        return NULL;
+    }
+    size_t head = (KVS__HUGE_PAGE - (uintptr_t)p % KVS__HUGE_PAGE) % KVS__HUGE_PAGE;
+    if (head > 0) {
+        (void)munmap(p, head);
+    }
+    (void)munmap(p + head + bytes, KVS__HUGE_PAGE - head);
+    return p + head;
+}
+
+void kvs__unmap_memory(void *p, size_t bytes)
+{
+    (void)munmap(p, bytes);
+}
+
+void kvs__drop_memory(void *p, size_t bytes)
+{
+#ifdef MADV_DONTNEED /* only where it frees at once; elsewhere the memory stays until unmapped */
+    (void)madvise(p, bytes, MADV_DONTNEED);
 #else
     (void)p;
     (void)bytes;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* map.h: a whole file mapped read-only into memory.
+/* map.h: a whole file mapped read-only into memory; memory in huge pages.
  *
  * The mapping follows the file: bytes that another process writes in place show up in it, and if the
  * file is truncated, touching what is gone raises SIGBUS, which the library does not catch (a
@@ -24,12 +24,17 @@ kvs_status kvs__map_open(const char *path, kvs__map *out, kvs_err *err);
 /* Unmaps and clears; a cleared map is fine. */
 void kvs__map_close(kvs__map *m);
 
-/* Memory of this many bytes or more is worth asking pages of KVS__HUGE_PAGE bytes for, with an
- * address that is a multiple of that. */
-#define KVS__HUGE_FROM ((size_t)4 << 20)
 #define KVS__HUGE_PAGE ((size_t)2 << 20)
 /* Advice: where the system has huge pages, the range is backed by them when it is first touched.
  * Streams of reads then run across page borders: measured 27 -> 37 GB/s on one core of a Zen 4. */
 void kvs__map_huge(void *p, size_t bytes);
+/* Is that advice known here? Not where a sanitizer watches allocations instead. */
+bool kvs__has_huge_pages(void);
+/* Zeroed memory at a multiple of a huge page; bytes is one too. Touched pages alone take memory. NULL:
+ * the system refused. */
+void *kvs__map_memory(size_t bytes);
+void kvs__unmap_memory(void *p, size_t bytes);
+/* Takes the memory of whole pages away; they read as zeros when they are touched again. */
+void kvs__drop_memory(void *p, size_t bytes);
 
 #endif

@@ -12,6 +12,7 @@
 #define CACHE_LINE   64u
 #define FAR_ELEMENTS 32768u /* of a head that are asked for ahead where storage is in pieces */
 #define AHEAD_BYTES  4096u  /* of a plane that are asked for ahead of their use */
+#define DIRECT_BYTES 16384u /* of V in one call that decodes in registers */
 /* Rows up to which decoding in registers beats decoding to L1 first. Of codes, each block of 8 rows
  * would decode again. Dense elements are widened at ports that the products leave idle, and memory is
  * asked for line by line instead of in bursts: 24 rows of f16 take a fifth less time (Zen 4; 64 rows
@@ -230,69 +231,61 @@ static size_t ahead_of(const kvs__side *side)
     return (tiles < 1 ? 1 : tiles) * KVS__TILE;
 }
 
-/* Where the tile at `pos` lies if it lies in place: tiles of a run follow each other in storage, so
- * looking them up one by one would cost as much as a tenth of the products of a short head. */
-typedef struct tile_cursor {
-    int64_t pos;
-    uint64_t left; /* positions from pos on that lie in a row */
-    kvs__planes planes;
-} tile_cursor;
-
-static const void *next_tile(const kvs__side *k, int plane, const void *data)
-{
-    size_t bytes = (size_t)k->n_units[plane] * k->unit_bytes[plane] * KVS__TILE;
-    return data ? (const unsigned char *)data + bytes : NULL;
-}
-
-/* True, and its planes, if the tokens of `bits` of the tile at pos0 lie in one tile of storage, each
- * in its own lane. */
+/* True if the tokens of `bits` of the tile at pos0 lie in one tile of storage, each in its own lane;
+ * its planes, and how many positions from pos0 on lie in a row with it. */
 static bool tile_in_place(const kvs__job *j, uint32_t head, int64_t pos0, uint16_t bits,
-                          tile_cursor *at, kvs__planes *p)
+                          kvs__planes *p, uint64_t *in_row)
 {
-    if (at->pos != pos0 || at->left < KVS__TILE) {
-        uint32_t lane = low_bit(bits);
-        const kvs__seg *seg = NULL;
-        uint64_t slot = 0;
-        uint64_t n = locate(j, pos0 + lane, KVS__CHUNK, &seg, &slot);
-        if (slot % KVS__TILE != lane || (n < KVS__TILE - lane && (bits >> lane) >> n != 0)) {
-            return false;
-        }
-        at->planes = k_planes(j->s, seg, head, slot / KVS__TILE);
-        at->left = n + lane;
+    uint32_t lane = low_bit(bits);
+    const kvs__seg *seg = NULL;
+    uint64_t slot = 0;
+    uint64_t n = locate(j, pos0 + lane, UINT32_MAX, &seg, &slot);
+    if (slot % KVS__TILE != lane || (n < KVS__TILE - lane && (bits >> lane) >> n != 0)) {
+        return false;
     }
-    *p = at->planes;
-    const kvs__side *k = &j->s->fmt.side[KVS__K];
-    at->pos = pos0 + KVS__TILE;
-    at->left -= at->left < KVS__TILE ? at->left : KVS__TILE;
-    at->planes.data = next_tile(k, 0, p->data);
-    at->planes.scale = next_tile(k, 1, p->scale);
-    at->planes.bias = next_tile(k, 2, p->bias);
+    *p = k_planes(j->s, seg, head, slot / KVS__TILE);
+    *in_row = n + lane;
     return true;
 }
 
-/* Positions ahead whose memory is asked for where storage is in pieces: as many bytes as the kernels
- * ask for ahead in one piece (attn_direct.h), a multiple of what is read at a time. */
-static int64_t far_positions(const kvs__side *side)
+/* Positions ahead whose memory the kernels ask for (attn_direct.h), a multiple of what is read at a
+ * time. */
+static uint64_t far_positions(const kvs__side *side)
 {
     uint32_t n = FAR_ELEMENTS / side->shape.dim;
-    return (int64_t)((n < V_ROWS ? V_ROWS : n / V_ROWS * V_ROWS));
+    return n < V_ROWS ? V_ROWS : n / V_ROWS * V_ROWS;
 }
 
-/* Blocks of a pool follow each other anywhere: tells the kernels where they go on when that is near.
- * in_row: positions from pos on that lie in a row with it. */
+/* The position that is read `far` positions after pos, and its head: behind the last of a head comes
+ * the first of the next. False: none. */
+static bool far_place(const kvs__store *s, uint64_t far, int64_t *pos, uint32_t *head)
+{
+    *pos += (int64_t)far;
+    if (*pos >= s->len) {
+        *pos += s->lo - s->len;
+        *head += 1;
+    }
+    return *head < s->fmt.n_heads && kvs__store_holds(s, *pos);
+}
+
+/* Where a run of storage ends, the kernels would ask for what lies behind it and not for what they
+ * read next: tells them how far that is. in_row: positions from pos on that lie in a row with it. */
 static void look_ahead(const kvs__job *j, int side, uint32_t head, int64_t pos, uint64_t in_row,
                        kvs__planes *p)
 {
     const kvs__store *s = j->s;
-    int64_t far = far_positions(&s->fmt.side[side]);
-    int64_t to = pos + far;
-    if (s->layout != KVS_LAYOUT_PAGED || (uint64_t)far < in_row || j->tail ||
-        !kvs__store_holds(s, to)) {
+    uint64_t far = far_positions(&s->fmt.side[side]);
+    if (far < in_row || j->tail) {
+        return;
+    }
+    if (!far_place(s, far, &pos, &head)) {
+        p->far = CACHE_LINE; /* on its way already: costs nothing */
+        p->far_unit = CACHE_LINE;
         return;
     }
     const kvs__seg *seg = NULL;
     uint64_t slot = 0;
-    (void)kvs__store_locate(s, to, 1, &seg, &slot);
+    (void)kvs__store_locate(s, pos, 1, &seg, &slot);
     kvs__planes f =
         side == KVS__K ? k_planes(s, seg, head, slot / KVS__TILE) : v_planes(s, seg, head, slot);
     p->far = (size_t)((uintptr_t)f.data - (uintptr_t)p->data);
@@ -343,67 +336,148 @@ typedef struct tile_run {
     kvs__planes planes[KVS__CHUNK_TILES];
 } tile_run;
 
-static void flush(const kvs__job *j, const kvs__work *w, uint32_t rows, tile_run *run)
+/* What the scores of a chunk need. */
+typedef struct score_job {
+    const kvs__job *j;
+    const kvs__work *w;
+    const kvs__side *k;
+    uint32_t head;
+    uint32_t rows;
+    uint32_t most; /* tiles decoded at a time */
+    size_t ahead;
+    uint64_t far;
+    tile_run *run;
+} score_job;
+
+static void flush(const score_job *s)
 {
-    const kvs__shape *shape = &j->s->fmt.side[KVS__K].shape;
-    float *s = w->s + (size_t)run->first * KVS__TILE;
-    if (run->n == 0) {
-        return;
-    }
-    if (run->decoded) {
-        j->kern->qk(s, KVS__CHUNK, w->q, shape->dim, rows, w->kt, run->n, shape->dim);
-    } else {
-        j->kern->qk_direct(s, KVS__CHUNK, w->q, shape->dim, rows, shape, run->planes, run->n);
+    const kvs__kern *kern = s->j->kern;
+    const kvs__shape *shape = &s->k->shape;
+    tile_run *run = s->run;
+    float *out = s->w->s + (size_t)run->first * KVS__TILE;
+    if (run->n > 0 && run->decoded) {
+        kern->qk(out, KVS__CHUNK, s->w->q, shape->dim, s->rows, s->w->kt, run->n, shape->dim);
+    } else if (run->n > 0) {
+        kern->qk_direct(out, KVS__CHUNK, s->w->q, shape->dim, s->rows, shape, run->planes, run->n);
     }
     run->n = 0;
 }
 
+/* Makes the run one that tile t may join. */
+static void join_run(const score_job *s, uint32_t t, bool decoded)
+{
+    tile_run *run = s->run;
+    if (run->decoded != decoded || (decoded && run->n == s->most)) {
+        flush(s);
+    }
+    if (run->n == 0) {
+        run->decoded = decoded;
+        run->first = t;
+    }
+}
+
+/* How many tiles of a row of storage, from tile t on, have a token that is seen. */
+static uint32_t tiles_seen(const kvs__work *w, uint32_t t, uint64_t in_row)
+{
+    uint64_t most = in_row < KVS__TILE ? 1 : in_row / KVS__TILE;
+    uint32_t n = 1;
+    while (n < most && t + n < KVS__CHUNK_TILES && w->any[t + n] != 0) {
+        n++;
+    }
+    return n;
+}
+
+static void next_tile(const kvs__side *k, kvs__planes *p)
+{
+    p->data = (const unsigned char *)p->data + (size_t)k->n_units[0] * k->unit_bytes[0] * KVS__TILE;
+    if (p->scale) {
+        size_t bytes = (size_t)k->n_units[1] * k->unit_bytes[1] * KVS__TILE;
+        p->scale = (const unsigned char *)p->scale + bytes;
+        p->bias = (const unsigned char *)p->bias + bytes;
+    }
+}
+
+/* n tiles of a row of storage as they are. Looking each up, or copying structs that were just
+ * written in parts, would cost a tenth of the products of a short head. */
+static void list_tiles(const score_job *s, int64_t pos, uint64_t in_row, kvs__planes at, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        kvs__planes *p = &s->run->planes[s->run->n++];
+        p->data = at.data;
+        p->scale = at.scale;
+        p->bias = at.bias;
+        p->far = 0;
+        p->far_unit = 0;
+        if (s->far >= in_row) {
+            look_ahead(s->j, KVS__K, s->head, pos, in_row, p);
+        }
+        pos += (int64_t)KVS__TILE;
+        in_row -= in_row < KVS__TILE ? in_row : KVS__TILE;
+        next_tile(s->k, &at);
+    }
+}
+
+/* n tiles of a row of storage that many rows read: decoded, unless they have the kernel's form. */
+static void decode_tiles(const score_job *s, uint32_t t, kvs__planes p, uint32_t n)
+{
+    const kvs__shape *shape = &s->k->shape;
+    bool f32 = shape->bits == 0 && shape->dtype == KVS_F32;
+    if (f32) {
+        flush(s);
+    }
+    for (uint32_t end = t + n; t < end; t++) {
+        prefetch(s->k, p.data, s->ahead, KVS__TILE);
+        if (f32) {
+            s->j->kern->qk(s->w->s + (size_t)t * KVS__TILE, KVS__CHUNK, s->w->q, shape->dim,
+                           s->rows, p.data, 1, shape->dim);
+        } else {
+            join_run(s, t, true);
+            s->j->kern->k_tile(s->w->kt + (size_t)s->run->n++ * shape->dim * KVS__TILE, shape, &p);
+        }
+        next_tile(s->k, &p);
+    }
+}
+
 static void scores(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_t n, int64_t c0)
 {
-    const kvs__shape *shape = &j->s->fmt.side[KVS__K].shape;
-    size_t tile_floats = (size_t)shape->dim * KVS__TILE;
-    uint32_t most = k_tiles(shape->dim);
-    bool f32 = shape->bits == 0 && shape->dtype == KVS_F32;
-    bool direct = reads_direct(shape, n);
-    size_t ahead = ahead_of(&j->s->fmt.side[KVS__K]);
-    tile_run run = {.n = 0};
-    tile_cursor cursor = {.left = 0};
-    for (uint32_t t = 0; t < KVS__CHUNK_TILES; t++) {
-        uint16_t bits = w->any[t];
-        if (bits == 0) {
-            flush(j, w, n, &run);
-            continue;
-        }
-        int64_t pos0 = c0 + (int64_t)t * KVS__TILE;
+    const kvs__side *k = &j->s->fmt.side[KVS__K];
+    bool direct = reads_direct(&k->shape, n);
+    tile_run run; /* its planes are written before they are read */
+    score_job s = {.j = j,
+                   .w = w,
+                   .k = k,
+                   .head = head,
+                   .rows = n,
+                   .most = k_tiles(k->shape.dim),
+                   .ahead = direct ? 0 : ahead_of(k),
+                   .far = far_positions(k),
+                   .run = &run};
+    run.n = 0;
+    run.decoded = false;
+    run.first = 0;
+    for (uint32_t t = 0; t < KVS__CHUNK_TILES;) {
+        int64_t pos = c0 + (int64_t)t * KVS__TILE;
         kvs__planes p;
-        bool in_place = tile_in_place(j, head, pos0, bits, &cursor, &p);
-        bool decode = !in_place || (!direct && !f32);
-        if (in_place && !direct) {
-            prefetch(&j->s->fmt.side[KVS__K], p.data, ahead, KVS__TILE);
-        }
-        if (run.n > 0 && (run.decoded != decode || (decode && run.n == most))) {
-            flush(j, w, n, &run);
-        }
-        if (run.n == 0) {
-            run.decoded = decode;
-            run.first = t;
-        }
-        if (in_place && f32 && !direct) { /* storage has the kernel's form already */
-            j->kern->qk(w->s + (size_t)t * KVS__TILE, KVS__CHUNK, w->q, shape->dim, n, p.data, 1,
-                        shape->dim);
-            continue;
-        }
-        if (!in_place) {
-            tile_assemble(j, w, head, pos0, bits, w->kt + run.n * tile_floats);
-        } else if (decode) {
-            j->kern->k_tile(w->kt + run.n * tile_floats, shape, &p);
+        uint64_t in_row = 0;
+        uint32_t m = 1;
+        if (w->any[t] == 0) {
+            flush(&s);
+        } else if (!tile_in_place(j, head, pos, w->any[t], &p, &in_row)) {
+            join_run(&s, t, true);
+            tile_assemble(j, w, head, pos, w->any[t],
+                          w->kt + (size_t)run.n++ * k->shape.dim * KVS__TILE);
         } else {
-            look_ahead(j, KVS__K, head, pos0, cursor.left + KVS__TILE, &p);
-            run.planes[run.n] = p;
+            m = tiles_seen(w, t, in_row);
+            if (direct) {
+                join_run(&s, t, false);
+                list_tiles(&s, pos, in_row, p, m);
+            } else {
+                decode_tiles(&s, t, p, m);
+            }
         }
-        run.n++;
+        t += m;
     }
-    flush(j, w, n, &run);
+    flush(&s);
 }
 
 /* -- centres */
@@ -552,19 +626,40 @@ static void latent_rows(const kvs__job *j, const kvs__work *w, const kvs__seg *s
     }
 }
 
+static uint64_t min_rows(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Rows of V for one call that decodes in registers: as many as stay in L1 between two strips of a row,
+ * all of them asking for the same run of storage ahead. */
+static uint64_t direct_step(const kvs__side *side, uint64_t in_row)
+{
+    size_t row = (size_t)side->n_units[0] * side->unit_bytes[0];
+    uint64_t most = DIRECT_BYTES / row / V_ROWS * V_ROWS;
+    uint64_t far = far_positions(side);
+    most = most < V_ROWS || in_row <= far ? V_ROWS : most;
+    return in_row > far ? min_rows(most, in_row - far) : most;
+}
+
 /* acc += P V over positions [pos, pos + n) for rows [r0, r0 + n_rows). */
 static void add_values(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_t r0,
                        uint32_t n_rows, int64_t c0, int64_t pos, uint64_t n)
 {
-    const kvs__shape *shape = &j->s->fmt.side[KVS__V].shape;
+    const kvs__side *v = &j->s->fmt.side[KVS__V];
+    const kvs__shape *shape = &v->shape;
     size_t dim = shape->dim;
     float *acc = w->acc + r0 * dim;
     while (n > 0) {
         const kvs__seg *seg = NULL;
         uint64_t slot = 0;
-        uint64_t m = locate(j, pos, n < V_ROWS ? n : V_ROWS, &seg, &slot);
+        uint64_t in_row = locate(j, pos, UINT32_MAX, &seg, &slot);
+        bool latent = j->s->fmt.n_sides == 1;
+        bool direct = !latent && reads_direct(shape, n_rows);
+        uint64_t m = min_rows(n, in_row);
+        m = min_rows(m, direct ? direct_step(v, in_row) : V_ROWS);
         const float *numer = w->s + (size_t)r0 * KVS__CHUNK + (pos - c0);
-        if (j->s->fmt.n_sides == 1) {
+        if (latent) {
             latent_rows(j, w, seg, head, slot, (size_t)m);
             j->kern->pv(acc, dim, numer, KVS__CHUNK, n_rows, w->vt, dim, (size_t)m, dim);
             pos += (int64_t)m;
@@ -572,12 +667,11 @@ static void add_values(const kvs__job *j, const kvs__work *w, uint32_t head, uin
             continue;
         }
         kvs__planes p = v_planes(j->s, seg, head, slot);
-        bool direct = reads_direct(shape, n_rows);
         if (!direct) {
-            prefetch(&j->s->fmt.side[KVS__V], p.data, ahead_of(&j->s->fmt.side[KVS__V]), (size_t)m);
+            prefetch(v, p.data, ahead_of(v), (size_t)m);
         }
         if (direct) {
-            look_ahead(j, KVS__V, head, pos, seg->cap - slot, &p);
+            look_ahead(j, KVS__V, head, pos, in_row, &p);
             j->kern->pv_direct(acc, dim, numer, KVS__CHUNK, n_rows, shape, &p, (size_t)m);
         } else if (shape->bits == 0 && shape->dtype == KVS_F32) {
             j->kern->pv(acc, dim, numer, KVS__CHUNK, n_rows, p.data, dim, (size_t)m, dim);
@@ -605,7 +699,7 @@ static void add_mixed_tile(const kvs__job *j, const kvs__work *w, uint32_t head,
             uint32_t lane = low_bit(left);
             uint32_t len = low_bit(~(left >> lane));
             add_values(j, w, head, r0, r1 - r0, c0, c0 + (int64_t)t * KVS__TILE + lane, len);
-            left &= ~(((1u << len) - 1) << lane);
+            left &= left + (left & (~left + 1)); /* without its lowest run of ones */
         }
         r0 = r1;
     }
