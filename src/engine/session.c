@@ -573,6 +573,7 @@ kvs_status kvs_session_load_prompt_cache(kvs_session *s, const kvs_prompt_cache 
         return st;
     }
     kvs__share_foreign(s->share);
+    kvs__persist_foreign(s->persist);
     size_t n = 0;
     st = loaded_length(s, &n, err);
     st = st == KVS_OK ? take_tokens(s, file, row, n, err) : st;
@@ -580,6 +581,9 @@ kvs_status kvs_session_load_prompt_cache(kvs_session *s, const kvs_prompt_cache 
         s->n_tokens = n;
     } else if (kvs_cache_clear(s->cache, NULL) != KVS_OK) {
         s->broken = true;
+    } else {
+        kvs__persist_cut(s->persist, 0);
+        kvs__share_cut(s->share, 0);
     }
     return st;
 }
