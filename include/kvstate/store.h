@@ -109,7 +109,7 @@ typedef struct kvs_store_policy {
 enum {
     KVS_STORE_READONLY = 1u << 0,      /* take no lock, change nothing */
     KVS_STORE_READONLY_BUSY = 1u << 1, /* read-only where another process holds the directory */
-    KVS_STORE_NO_CREATE = 1u << 2,     /* KVS_E_NOTFOUND where there is no directory */
+    KVS_STORE_NO_CREATE = 1u << 2,     /* KVS_E_NOTFOUND where there is no store */
     KVS_STORE_NO_THREADS = 1u << 3     /* every call does its own work and waits for it */
 };
 

@@ -84,7 +84,11 @@ static kvs_status check_content(kvs_store *s, uint32_t mode, kvs_err *err)
     if (s->read_only) {
         return KVS_OK;
     }
-    if (s->v->list(s->v, s->dir, note_name, &c) != 0 || !c.foreign) {
+    int e = s->v->list(s->v, s->dir, note_name, &c);
+    if (e == 0 && !c.store && s->opts.flags & KVS_STORE_NO_CREATE) {
+        return kvs__fail(err, KVS_E_NOTFOUND, "store", "'%.140s' holds no saved state", s->dir);
+    }
+    if (e != 0 || !c.foreign) {
         (void)((mode & 077u) ? s->v->chmod(s->v, s->dir, 0700) : 0);
         return KVS_OK; /* what can't be listed the scan tells */
     }

@@ -178,6 +178,14 @@ static void test_shared_directory(void **state)
     assert_int_equal(kvs_store_open(ctx, dir, NULL, &s, &err), KVS_E_IO);
     assert_non_null(strstr(err.msg, "directory of its own"));
     clean(dir);
+    /* to look at, or to clear out, is not to make one */
+    make_temp(dir, sizeof dir);
+    kvs_store_opts o = KVS_STORE_OPTS_INIT;
+    o.flags = KVS_STORE_NO_CREATE;
+    assert_int_equal(kvs_store_open(ctx, dir, &o, &s, &err), KVS_E_NOTFOUND);
+    (void)snprintf(path, sizeof path, "%s/lock", dir);
+    assert_int_equal(stat(path, &sb), -1);
+    clean(dir);
 }
 
 int main(void)
