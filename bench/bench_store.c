@@ -100,9 +100,15 @@ static void save(kvs_store *s, int32_t id)
     kvs_store_put_opts o = KVS_STORE_PUT_OPTS_INIT;
     size_t each = TOTAL / PARTS / 4096 * 4096;
     for (int i = 0; i < PARTS; i++) {
-        parts[i] = (kvs_store_part){
-            "kv", 0, i, i < PARTS - 1 ? each : TOTAL - (PARTS - 1) * each, data + (size_t)i * each,
-            0,    0};
+        parts[i] = (kvs_store_part){"kv",
+                                    0,
+                                    i,
+                                    i < PARTS - 1 ? each : TOTAL - (PARTS - 1) * each,
+                                    data + (size_t)i * each,
+                                    0,
+                                    0,
+                                    NULL,
+                                    NULL};
     }
     kvs_store_key key = {identity, "", 0, &id, 1};
     o.flags = KVS_PUT_DURABLE;

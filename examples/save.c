@@ -25,7 +25,8 @@ int main(int argc, char **argv)
     kvs_kv tokens = KVS_KV_INIT;
     kvs_planes planes = KVS_PLANES_INIT;
     kvs_store_key key = {identity, "demo", 4, ids, TOKENS};
-    kvs_store_part parts[2] = {{"k", 0, 0, sizeof k, k, 0, 0}, {"v", 0, 0, sizeof v, v, 0, 0}};
+    kvs_store_part parts[2] = {{"k", 0, 0, sizeof k, k, 0, 0, NULL, NULL},
+                               {"v", 0, 0, sizeof v, v, 0, 0, NULL, NULL}};
     kvs_store_buf bufs[2] = {{0, 0, sizeof k, k}, {1, 0, sizeof v, v}};
     kvs_store_put_opts put = KVS_STORE_PUT_OPTS_INIT;
     kvs_store_query query = KVS_STORE_QUERY_INIT;

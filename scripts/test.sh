@@ -101,7 +101,7 @@ for s in ${*:-dev asan tsan msan arm64 lint}; do
     case $s in
     dev) fetch && stage dev ;;
     asan) stage asan -L quick ;;
-    tsan) stage tsan -R '^(test_pool|test_cache.*|cache_ops|golden_attention|test_engine_matmul|test_store(_dir|_fail)?|store_ops_threads)$' ;;
+    tsan) stage tsan -R '^(test_arena|test_pool|test_cache.*|test_engine_persist|test_engine_prefix_cache|cache_ops|golden_attention|test_engine_matmul|test_store(_dir|_fail)?|store_ops_threads)$' ;;
     msan) stage msan -R '^(test_cache.*|test_codec|cache_read|fault|replay_cache_ops|replay_mask|test_store(_dir|_fail)?|test_sha256|replay_store|store_crash)$' ;;
     arm64)
         if [ "$(uname -m)" = x86_64 ]; then

@@ -149,6 +149,10 @@ typedef struct kvs_store_key {
     size_t n_ids; /* 0 is fine: an object that is named by its namespace */
 } kvs_store_key;
 
+/* Writes one chunk, the `bytes` bytes of a part from `offset` on, to dst. From any threads of the store
+ * (of the call, if durable), several at once; must not call the store. */
+typedef void (*kvs_part_fn)(void *user, uint64_t offset, size_t bytes, void *dst);
+
 typedef struct kvs_store_part {
     char name[KVS_STORE_NAME_MAX]; /* "k", "v.scale" ...; NUL-terminated */
     uint32_t kind;                 /* the caller's */
@@ -158,13 +162,17 @@ typedef struct kvs_store_part {
     uint32_t
         chunk_bytes;   /* where blocks end: a part that grows keeps its earlier blocks. 0: 1 MiB */
     uint32_t reserved; /* 0 */
+    /* With data NULL: makes the bytes, chunk by chunk as they are written, the same whenever it is
+     * asked, so that what is large need not be laid out as a whole first. Else NULL. */
+    kvs_part_fn fill;
+    void *fill_user;
 } kvs_store_part;
 
 enum {
     KVS_PUT_DURABLE = 1u << 0, /* return when it is durable; nothing is copied */
     KVS_PUT_WAIT = 1u << 1,    /* wait for room in the queue instead of KVS_NO */
-    KVS_PUT_BORROW = 1u << 2   /* nothing is copied: what parts point to stays until `done`, which
-                                  is called if the put was KVS_OK */
+    KVS_PUT_BORROW = 1u << 2   /* nothing is copied: what parts point to stays, and `fill` may be
+                                  called, until `done`, which is called if the put was KVS_OK */
 };
 /* From a thread of the store (or of the call, if durable): KVS_OK with the entry, or why not. */
 typedef void (*kvs_put_fn)(void *user, kvs_status status, kvs_entry entry, const kvs_err *err);

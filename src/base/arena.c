@@ -93,16 +93,16 @@ static region *new_region(kvs__arena *a, size_t bytes)
 {
     size_t n_pages = bytes / PAGE;
     size_t words = (n_pages + WORD_BITS - 1) / WORD_BITS;
-    region *r = calloc(1, sizeof *r + words * sizeof r->map[0]);
+    unsigned char *base = kvs__map_memory(bytes);
+    region *r = base ? calloc(1, sizeof *r + words * sizeof r->map[0]) : NULL;
     if (!r) {
+        if (base) {
+            kvs__unmap_memory(base, bytes);
+        }
         return NULL;
     }
-    r->base = kvs__map_memory(bytes);
-    if (!r->base) {
-        free(r);
-        return NULL;
-    }
-    kvs__map_huge(r->base, bytes);
+    kvs__map_huge(base, bytes);
+    r->base = base;
     r->n_pages = n_pages;
     r->next = a->first;
     a->first = r;

@@ -61,8 +61,8 @@ kvs_status kvs_session_put_answer(kvs_session *s, const kvs_answer *answer, kvs_
     unsigned char head[HEAD];
     put_u64(head, a.seed);
     put_u64(head + 8, a.n_ids);
-    kvs_store_part parts[2] = {{"answer", 0, -1, HEAD, head, 0, 0},
-                               {"ids", 0, -1, a.n_ids * sizeof *a.ids, a.ids, 0, 0}};
+    kvs_store_part parts[2] = {{"answer", 0, -1, HEAD, head, 0, 0, NULL, NULL},
+                               {"ids", 0, -1, a.n_ids * sizeof *a.ids, a.ids, 0, 0, NULL, NULL}};
     kvs_store_put_opts o = KVS_STORE_PUT_OPTS_INIT;
     o.kind = KVS__PROGRESS_KIND;
     return kvs_store_put(store, &key, parts, 2, &o, err);

@@ -40,6 +40,7 @@ typedef struct written {
     uint64_t prompt_len;      /* a save of so many tokens stays */
     kvs_entry dead[MAX_DEAD]; /* to be removed; more than that stay as any entry */
     uint32_t n_dead;
+    struct job *over; /* whose pins the session's thread is to let go */
     uint64_t saved, saved_bytes, not_saved;
     char reason[160];
 } written;
@@ -66,6 +67,7 @@ typedef struct job {
     kvs__saved saved;
     uint32_t lineage;
     bool passing;
+    struct job *next; /* of those that are over */
 } job;
 
 static void say(char *dst, size_t n, const char *text)
@@ -164,8 +166,24 @@ kvs_status kvs__persist_new(const kvs__persist_for *f, const kvs_persist_opts *o
     return KVS_OK;
 }
 
+/* Lets go of what saves that are over held. */
+static void collect(kvs__persist *p)
+{
+    (void)pthread_mutex_lock(&p->w.lock);
+    job *j = p->w.over;
+    p->w.over = NULL;
+    (void)pthread_mutex_unlock(&p->w.lock);
+    while (j) {
+        job *next = j->next;
+        kvs__saved_free(&j->saved);
+        kvs__free(p->ctx, j, sizeof *j);
+        j = next;
+    }
+}
+
 static void bury(kvs__persist *p)
 {
+    collect(p);
     (void)pthread_mutex_lock(&p->w.lock);
     kvs_entry dead[MAX_DEAD];
     uint32_t n = p->w.under_way == 0 ? p->w.n_dead : 0;
@@ -190,6 +208,7 @@ void kvs__persist_free(kvs__persist *p)
     if (p->own_store) {
         kvs_store_close(p->store);
     }
+    collect(p);
     (void)pthread_mutex_destroy(&p->w.lock);
     kvs__free(p->ctx, p, sizeof *p);
 }
@@ -217,9 +236,10 @@ static void on_saved(void *user, kvs_status status, kvs_entry entry, const kvs_e
         w->not_saved++;
         say(w->reason, sizeof w->reason, err ? err->msg : "not saved");
     }
+    kvs__saved_done(&j->saved);
+    j->next = w->over;
+    w->over = j;
     (void)pthread_mutex_unlock(&w->lock);
-    kvs__saved_free(&j->saved);
-    kvs__free(j->p->ctx, j, sizeof *j);
 }
 
 static kvs_status not_saved(kvs__persist *p, kvs_status st, const kvs_err *err)
@@ -262,7 +282,7 @@ static kvs_status save(kvs__persist *p, const int32_t *tokens, size_t n, bool pa
         return not_saved(p, KVS_E_NOMEM, err);
     }
     bury(p);
-    *j = (job){p, {p->ctx, 0, 0, NULL, NULL, 0}, p->w.lineage, passing};
+    *j = (job){.p = p, .saved = {.ctx = p->ctx}, .lineage = p->w.lineage, .passing = passing};
     kvs_status st = kvs__history_copy(p->history, p->max_bytes, &j->saved, err);
     if (st == KVS_OK && j->saved.len != n) {
         st = kvs__fail(err, KVS_E_STATE, "engine", "%llu tokens in the cache, %zu in the session",
@@ -310,6 +330,7 @@ uint32_t kvs__persist_step(const kvs__persist *p, size_t n_tokens, uint32_t n)
 void kvs__persist_before(kvs__persist *p, uint32_t n)
 {
     if (p) {
+        collect(p);
         kvs__history_note(p->history, n);
     }
 }

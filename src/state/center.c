@@ -62,7 +62,11 @@ void kvs__center_put(kvs__store *s, uint32_t head, int64_t at, uint64_t n, const
         const kvs__seg *seg = NULL;
         uint64_t slot = 0;
         int64_t m = (int64_t)kvs__store_locate(s, at, (uint64_t)(end - at), &seg, &slot);
-        memcpy(kvs__center_at(s, seg, head, at, slot), center, bytes);
+        /* where the segment has an earlier token of the group it has the centre too, and another
+         * thread may be reading that (store/snap.c) */
+        if (at % (int64_t)KVS_CENTER_GROUP == 0 || slot == 0 || !kvs__store_holds(s, at - 1)) {
+            memcpy(kvs__center_at(s, seg, head, at, slot), center, bytes);
+        }
         at += m;
     }
 }

@@ -50,18 +50,25 @@ uint64_t kvs__history_reach(const kvs__history *h, uint64_t n);
 kvs_status kvs__history_back(kvs__history *h, uint64_t n, kvs_err *err);
 size_t kvs__history_bytes(const kvs__history *h);
 
-/* Everything that an entry needs, copied out of the cache and the notes. `len`: tokens. Freed by
- * kvs__saved_free, also from another thread. */
+/* Everything that an entry needs. `len`: tokens; `bytes`: of all parts. Layers that keep all tokens
+ * are pinned, which takes no memory but where the cache goes back and on otherwise, and their parts
+ * are made as they are asked for; the rest is copied out of the cache and the notes. */
 typedef struct kvs__saved {
     kvs_ctx *ctx;
     uint64_t len;
+    size_t bytes;
     uint32_t n_parts;
     kvs_store_part *parts;
-    unsigned char *data;
-    size_t bytes;
+    unsigned char *data; /* what is copied */
+    size_t data_bytes;
+    struct kvs__saved_pin *pins;
+    uint32_t n_pins, cap_pins;
 } kvs__saved;
 /* KVS_E_LIMIT: more than max_bytes. */
 kvs_status kvs__history_copy(kvs__history *h, uint64_t max_bytes, kvs__saved *out, kvs_err *err);
+/* Gives back what is copied, from any thread, when the parts are no longer needed. */
+void kvs__saved_done(kvs__saved *s);
+/* And the pins: on the thread of the cache. */
 void kvs__saved_free(kvs__saved *s);
 
 /* Fills the cache, which is empty and whose notes were cleared, with the first *n tokens or fewer of a pinned entry: with

@@ -119,7 +119,8 @@ struct kvs_store {
     uint32_t n_gets;
     bool writing;
     bool reading;
-    uint64_t unsaved; /* queued puts that failed since the last flush, with what became of the last */
+    uint64_t
+        unsaved; /* queued puts that failed since the last flush, with what became of the last */
     kvs_status unsaved_status;
     char unsaved_reason[160];
 
@@ -242,14 +243,20 @@ kvs_status kvs__seg_publish(kvs_store *s, kvs__seg_out *o, kvs_err *err);
 void kvs__seg_out_free(kvs_store *s, kvs__seg_out *o); /* aborts one that is open */
 kvs_status kvs__io(kvs_err *err, int e, const char *what, const char *path);
 
+typedef struct kvs__source {
+    kvs_part_fn fill;
+    void *user;
+} kvs__source;
+
 struct kvs__item {
     kvs__item *next;
     kvs__entry_head head;
     uint8_t *ns;
     int32_t *ids;
     kvs__part *parts;
-    const void **data; /* [n_parts] */
-    void *copy;        /* of the data, or NULL where it is borrowed */
+    const void **data;   /* [n_parts] */
+    kvs__source *source; /* [n_parts], asked where data is NULL */
+    void *copy;          /* of the data, or NULL where it is borrowed */
     size_t copy_bytes;
     size_t alloc_bytes;
     kvs_put_fn done;

@@ -14,8 +14,11 @@ static kvs_status check_part(const kvs_store_part *p, size_t i, kvs_err *err)
     if (!memchr(p->name, '\0', sizeof p->name)) {
         return kvs__fail(err, KVS_E_INVAL, "store", "the name of part %zu does not end", i);
     }
-    if (!p->data && p->bytes > 0) {
+    if (!p->data && !p->fill && p->bytes > 0) {
         return kvs__fail(err, KVS_E_INVAL, "store", "part %zu (%s) has no data", i, p->name);
+    }
+    if (p->data && p->fill) {
+        return kvs__fail(err, KVS_E_INVAL, "store", "part %zu (%s) has data and fill", i, p->name);
     }
     if (p->reserved != 0 || p->chunk_bytes > KVS_STORE_CHUNK_MAX) {
         return kvs__fail(err, KVS_E_RANGE, "store", "part %zu (%s): chunk_bytes %u is above %u", i,
@@ -76,6 +79,20 @@ static kvs_status measure(const kvs_store_key *key, const kvs_store_part *parts,
     return KVS_OK;
 }
 
+/* Lays a part out at `to`. */
+static void copy_part(const kvs_store_part *from, const kvs__part *p, char *to)
+{
+    for (uint32_t k = 0; k < p->n_chunks; k++) {
+        size_t at = (size_t)k * p->chunk_bytes;
+        size_t bytes = (size_t)kvs__chunk_size(p, k);
+        if (from->data) {
+            memcpy(to + at, (const char *)from->data + at, bytes);
+        } else {
+            from->fill(from->fill_user, at, bytes, to + at);
+        }
+    }
+}
+
 static void fill_item(kvs__item *it, const kvs_store_key *key, const kvs_store_part *parts)
 {
     uint32_t chunk = 0;
@@ -98,8 +115,9 @@ static void fill_item(kvs__item *it, const kvs_store_key *key, const kvs_store_p
         p->first_chunk = chunk;
         chunk += p->n_chunks;
         it->data[i] = parts[i].data;
+        it->source[i] = (kvs__source){parts[i].fill, parts[i].fill_user};
         if (to && p->bytes > 0) {
-            memcpy(to, parts[i].data, (size_t)p->bytes);
+            copy_part(&parts[i], p, to);
             it->data[i] = to;
             to += p->bytes;
         }
@@ -109,7 +127,8 @@ static void fill_item(kvs__item *it, const kvs_store_key *key, const kvs_store_p
 static kvs__item *new_item(kvs_store *s, const kvs__entry_head *head, bool copies, kvs_err *err)
 {
     size_t at_data = (sizeof(kvs__item) + 15) / 16 * 16;
-    size_t at_parts = at_data + head->n_parts * sizeof(void *);
+    size_t at_source = at_data + head->n_parts * sizeof(void *);
+    size_t at_parts = at_source + head->n_parts * sizeof(kvs__source);
     size_t at_ids = at_parts + head->n_parts * sizeof(kvs__part);
     size_t at_ns = at_ids + (size_t)head->n_ids * sizeof(int32_t);
     size_t bytes = at_ns + head->ns_bytes;
@@ -123,6 +142,7 @@ static kvs__item *new_item(kvs_store *s, const kvs__entry_head *head, bool copie
     it->head = *head;
     it->alloc_bytes = bytes;
     it->data = (const void **)(void *)(p + at_data);
+    it->source = (kvs__source *)(void *)(p + at_source);
     it->parts = (kvs__part *)(void *)(p + at_parts);
     it->ids = (int32_t *)(void *)(p + at_ids);
     it->ns = (uint8_t *)p + at_ns;

@@ -15,6 +15,7 @@
 #include "store/kvstore.h"
 
 #define WINDOW       (16u << 20) /* bytes hashed before they are written */
+#define MADE_WINDOW  (2u << 20)  /* the same where parts are made as they are needed: kept twice */
 #define WRITE_BACK   (8u << 20)  /* bytes after which early write-back is asked for */
 #define MAX_RETRIES  16u
 #define MAX_RETRY_MS 10000u
@@ -128,7 +129,10 @@ void kvs__seg_out_free(kvs_store *s, kvs__seg_out *o)
 typedef struct chunk {
     uint8_t sha[32];
     uint64_t xxh;
-    const void *data;
+    const void *data; /* made into the buffer of its window where the part has `source` */
+    const kvs__source *source;
+    uint8_t *made;
+    uint64_t offset; /* in the part */
     uint32_t bytes;
     uint32_t block; /* KVS__NONE: not looked up yet */
     bool is_new;    /* is written by this save */
@@ -146,6 +150,8 @@ typedef struct save {
     size_t segs_cap;
     uint8_t *file; /* of the entry */
     size_t file_bytes;
+    uint8_t *made; /* two windows' made chunks, of made_bytes each */
+    size_t made_bytes;
     uint64_t written;
     uint64_t shared;
 } save;
@@ -157,9 +163,56 @@ static void list_chunks(save *w)
     for (uint32_t i = 0; i < it->head.n_parts; i++) {
         const kvs__part *p = &it->parts[i];
         for (uint32_t k = 0; k < p->n_chunks; k++) {
-            w->chunks[n].data = (const char *)it->data[i] + (size_t)k * p->chunk_bytes;
-            w->chunks[n].bytes = (uint32_t)kvs__chunk_size(p, k);
-            w->chunks[n++].block = KVS__NONE;
+            chunk *c = &w->chunks[n++];
+            c->offset = (uint64_t)k * p->chunk_bytes;
+            c->bytes = (uint32_t)kvs__chunk_size(p, k);
+            c->block = KVS__NONE;
+            if (it->data[i]) {
+                c->data = (const char *)it->data[i] + c->offset;
+            } else {
+                c->source = &it->source[i];
+            }
+        }
+    }
+}
+
+/* Where the window from chunk `from` on ends, and the bytes in it that are made. */
+static uint32_t window_end(const save *w, uint32_t from, size_t *made)
+{
+    uint64_t all = 0;
+    *made = 0;
+    while (from < w->n && all < WINDOW && *made < MADE_WINDOW) {
+        const chunk *c = &w->chunks[from++];
+        all += c->bytes;
+        *made += c->source ? c->bytes : 0;
+    }
+    return from;
+}
+
+static kvs_status made_buffers(save *w, kvs_err *err)
+{
+    size_t made = 0;
+    for (uint32_t at = 0; at < w->n;) {
+        at = window_end(w, at, &made);
+        w->made_bytes = made > w->made_bytes ? made : w->made_bytes;
+    }
+    if (w->made_bytes == 0) {
+        return KVS_OK;
+    }
+    w->made = kvs__calloc(w->s->ctx, 2, w->made_bytes);
+    return w->made ? KVS_OK : kvs__nomem(err, "store", 2 * w->made_bytes);
+}
+
+/* Places for the made chunks of the window [from, to), which is the nth. */
+static void place_made(save *w, uint32_t from, uint32_t to, uint32_t nth)
+{
+    uint8_t *at = w->made ? w->made + nth % 2 * w->made_bytes : NULL;
+    for (uint32_t i = from; i < to; i++) {
+        chunk *c = &w->chunks[i];
+        if (c->source) {
+            c->made = at;
+            c->data = at;
+            at += c->bytes;
         }
     }
 }
@@ -243,6 +296,9 @@ static void stage_item(void *arg, size_t i, uint32_t thread)
         return;
     }
     chunk *c = &g->w->chunks[g->hash_from + i - 1];
+    if (c->source) {
+        c->source->fill(c->source->user, c->offset, c->bytes, c->made);
+    }
     kvs__sha256_of(c->data, c->bytes, c->sha);
     c->xxh = kvs__xxh3(c->data, c->bytes);
 }
@@ -252,11 +308,10 @@ static kvs_status save_blocks(save *w, kvs_err *err)
     uint64_t reserved = w->it->head.file_bytes + KVS__SEG_HEAD;
     kvs_status st = w->n > 0 ? KVS_OK : kvs__make_room(w->s, reserved, err);
     stage g = {.w = w};
-    while (g.write_from < w->n && st == KVS_OK) {
-        uint32_t to = g.hash_from;
-        for (uint64_t bytes = 0; to < w->n && bytes < WINDOW; to++) {
-            bytes += w->chunks[to].bytes;
-        }
+    for (uint32_t nth = 0; g.write_from < w->n && st == KVS_OK; nth++) {
+        size_t made = 0;
+        uint32_t to = window_end(w, g.hash_from, &made);
+        place_made(w, g.hash_from, to, nth);
         kvs__parallel(w->s, 1 + (size_t)(to - g.hash_from), stage_item, &g);
         st = g.status;
         if (st != KVS_OK && err) {
@@ -394,6 +449,7 @@ static void undo(save *w)
     kvs__free(s->ctx, w->chunks, (size_t)w->n * sizeof *w->chunks);
     kvs__free(s->ctx, w->segs, w->segs_cap * sizeof *w->segs);
     kvs__free(s->ctx, w->file, w->file_bytes);
+    kvs__free(s->ctx, w->made, 2 * w->made_bytes);
 }
 
 static kvs_status save_start(save *w, kvs_err *err)
@@ -418,7 +474,7 @@ static kvs_status save_start(save *w, kvs_err *err)
         return kvs__nomem(err, "store", w->file_bytes);
     }
     list_chunks(w);
-    return KVS_OK;
+    return made_buffers(w, err);
 }
 
 /* Once, with the role. */

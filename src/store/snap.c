@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* snap.c: a cache as parts of a store's entry: copied out (kvs__history_copy).
+/* snap.c: a cache as parts of a store's entry (kvs__history_copy).
  *
  * The first part, "state", lists runs of positions; each run is a part "kv", or "recurrent" for a
  * snapshot. A run begins at a block of the grid, so that its blocks are the store's chunks, or lies
@@ -28,12 +28,22 @@ typedef struct run {
     int64_t lo, hi;
     size_t at; /* in the data */
     size_t bytes;
+    size_t chunk; /* bytes of its blocks where it is pinned, else 0 */
 } run;
+
+/* A run that is made when it is asked for. */
+typedef struct kvs__saved_pin {
+    kvs__store store; /* an alias */
+    int64_t hi;
+    size_t chunk;
+} pin;
 
 typedef struct copier {
     kvs__history *h;
     run *runs;
     uint32_t n_runs;
+    uint32_t n_pins;
+    size_t pinned; /* bytes */
     size_t at;
     unsigned char *data; /* NULL: the runs are made */
 } copier;
@@ -64,7 +74,7 @@ static void piece(copier *c, uint32_t layer, int64_t lo, int64_t hi, const kvs__
         r->bytes += bytes;
     } else {
         uint32_t form = kvs__layer_dense(c->h->layer[layer].l) ? KVS__FORM_DENSE : KVS__FORM_CODECS;
-        c->runs[c->n_runs++] = (run){layer, form, lo, hi, c->at, bytes};
+        c->runs[c->n_runs++] = (run){layer, form, lo, hi, c->at, bytes, 0};
     }
     c->at += bytes;
 }
@@ -74,7 +84,7 @@ static void piece_rec(copier *c, uint32_t layer, int64_t pos, const kvs__hsnap *
 {
     const kvs__hlayer *hl = &c->h->layer[layer];
     if (!c->data) {
-        c->runs[c->n_runs++] = (run){layer, KVS__FORM_RECURRENT, 0, pos, c->at, hl->rec_bytes};
+        c->runs[c->n_runs++] = (run){layer, KVS__FORM_RECURRENT, 0, pos, c->at, hl->rec_bytes, 0};
     } else if (snap) {
         memcpy(c->data + c->at, snap->data + hl->rec_at, hl->rec_bytes);
     } else {
@@ -103,6 +113,40 @@ static void range(copier *c, uint32_t layer, int64_t lo, int64_t hi)
     }
 }
 
+/* All of a layer that keeps all. */
+static void whole(copier *c, uint32_t layer)
+{
+    const kvs__hlayer *hl = &c->h->layer[layer];
+    const kvs__store *s = store_of(hl);
+    size_t chunk = kvs__hblock_bytes(&s->fmt, 0, (uint64_t)BLOCK);
+    if (chunk > KVS_STORE_CHUNK_MAX) {
+        range(c, layer, 0, s->len);
+        return;
+    }
+    if (c->data) {
+        return;
+    }
+    uint32_t form = kvs__layer_dense(hl->l) ? KVS__FORM_DENSE : KVS__FORM_CODECS;
+    size_t bytes = (size_t)(s->len / BLOCK) * chunk;
+    if (s->len % BLOCK != 0) {
+        bytes += kvs__hblock_bytes(&s->fmt, kvs__hist_grid(s->len), (uint64_t)(s->len % BLOCK));
+    }
+    c->runs[c->n_runs++] = (run){layer, form, 0, s->len, 0, bytes, chunk};
+    c->pinned += bytes;
+    c->n_pins++;
+}
+
+/* A block of a pinned layer. */
+static void make_block(void *user, uint64_t offset, size_t bytes, void *dst)
+{
+    const pin *p = user;
+    int64_t lo = (int64_t)(offset / p->chunk) * BLOCK;
+    int64_t hi = lo + BLOCK < p->hi ? lo + BLOCK : p->hi;
+    kvs__hblock to = {lo, hi, lo, (uint32_t)(hi - lo), dst};
+    memset(dst, 0, bytes); /* what is between planes */
+    kvs__hblock_get(&p->store, &to);
+}
+
 static void walk(copier *c)
 {
     for (uint32_t i = 0; i < c->h->n_layers; i++) {
@@ -115,7 +159,7 @@ static void walk(copier *c)
         }
         const kvs__store *s = store_of(hl);
         if (!hl->slides) {
-            range(c, i, 0, s->len);
+            whole(c, i);
         } else if (c->h->over) {
             int64_t sinks = (int64_t)s->sinks < s->lo ? (int64_t)s->sinks : s->lo;
             range(c, i, 0, sinks);
@@ -202,34 +246,52 @@ static uint32_t chunk_of(const copier *c, const run *r)
     return chunk <= KVS_STORE_CHUNK_MAX ? (uint32_t)chunk : 0;
 }
 
-static void fill_parts(const copier *c, kvs__saved *out, size_t table)
+static kvs_status fill_parts(const copier *c, kvs__saved *out, size_t table, kvs_err *err)
 {
-    out->parts[0] = (kvs_store_part){"state", 0, -1, table, out->data + c->at, 0, 0};
-    for (uint32_t i = 0; i < c->n_runs; i++) {
+    out->parts[0] = (kvs_store_part){"state", 0, -1, table, out->data + c->at, 0, 0, NULL, NULL};
+    kvs_status st = KVS_OK;
+    for (uint32_t i = 0; i < c->n_runs && st == KVS_OK; i++) {
         const run *r = &c->runs[i];
         kvs_store_part *p = &out->parts[i + 1];
-        *p = (kvs_store_part){"kv",           0, (int32_t)r->layer, r->bytes, out->data + r->at,
-                              chunk_of(c, r), 0};
+        *p = (kvs_store_part){"kv", 0,   (int32_t)r->layer, r->bytes, NULL, chunk_of(c, r), 0,
+                              NULL, NULL};
         if (r->form == KVS__FORM_RECURRENT) {
             memcpy(p->name, "recurrent", sizeof "recurrent");
         }
+        if (r->chunk == 0) {
+            p->data = out->data + r->at;
+            continue;
+        }
+        pin *x = &out->pins[out->n_pins];
+        kvs__layer *l = c->h->layer[r->layer].l;
+        st = kvs__store_pin(c->h->ctx, &x->store, kvs__layer_dense(l) ? &l->early : &l->main, err);
+        x->hi = r->hi;
+        x->chunk = r->chunk;
+        p->fill = make_block;
+        p->fill_user = x;
+        out->n_pins += st == KVS_OK;
     }
+    return st;
 }
 
 static kvs_status copy(copier *c, uint64_t len, uint64_t max_bytes, kvs__saved *out, kvs_err *err)
 {
     walk(c);
     size_t table = KVS__SNAP_HEADER + (size_t)c->n_runs * KVS__SNAP_RUN;
-    if (c->n_runs + 1 > KVS_STORE_PARTS_MAX || (max_bytes > 0 && c->at + table > max_bytes)) {
-        return kvs__fail(err, KVS_E_LIMIT, "store", "%zu bytes of state, the limit is %llu",
-                         c->at + table, (unsigned long long)max_bytes);
+    size_t all = c->at + c->pinned + table;
+    if (c->n_runs + 1 > KVS_STORE_PARTS_MAX || (max_bytes > 0 && all > max_bytes)) {
+        return kvs__fail(err, KVS_E_LIMIT, "store", "%zu bytes of state, the limit is %llu", all,
+                         (unsigned long long)max_bytes);
     }
-    out->bytes = c->at + table;
+    out->bytes = all;
+    out->data_bytes = c->at + table;
     out->n_parts = c->n_runs + 1;
-    out->data = kvs__calloc(c->h->ctx, 1, out->bytes);
+    out->cap_pins = c->n_pins;
+    out->data = kvs__calloc(c->h->ctx, 1, out->data_bytes);
     out->parts = kvs__calloc(c->h->ctx, out->n_parts, sizeof *out->parts);
-    if (!out->data || !out->parts) {
-        size_t bytes = out->bytes;
+    out->pins = c->n_pins ? kvs__calloc(c->h->ctx, c->n_pins, sizeof *out->pins) : NULL;
+    if (!out->data || !out->parts || (c->n_pins && !out->pins)) {
+        size_t bytes = out->data_bytes + c->n_pins * sizeof *out->pins;
         kvs__saved_free(out);
         return kvs__nomem(err, "store", bytes);
     }
@@ -237,14 +299,17 @@ static kvs_status copy(copier *c, uint64_t len, uint64_t max_bytes, kvs__saved *
     c->at = 0;
     walk(c);
     fill_table(c, len, out->data + c->at);
-    fill_parts(c, out, table);
     out->len = len;
-    return KVS_OK;
+    kvs_status st = fill_parts(c, out, table, err);
+    if (st != KVS_OK) {
+        kvs__saved_free(out);
+    }
+    return st;
 }
 
 kvs_status kvs__history_copy(kvs__history *h, uint64_t max_bytes, kvs__saved *out, kvs_err *err)
 {
-    *out = (kvs__saved){h->ctx, 0, 0, NULL, NULL, 0};
+    *out = (kvs__saved){.ctx = h->ctx};
     uint64_t len = 0;
     kvs_status st = check(h, &len, err);
     if (st != KVS_OK) {
@@ -253,7 +318,7 @@ kvs_status kvs__history_copy(kvs__history *h, uint64_t max_bytes, kvs__saved *ou
     kvs__history_note(h, 2);
     kvs__hist_fill(h);
     size_t bytes = most_runs(h) * sizeof(run);
-    copier c = {h, kvs__alloc(h->ctx, bytes), 0, 0, NULL};
+    copier c = {.h = h, .runs = kvs__alloc(h->ctx, bytes)};
     if (!c.runs) {
         return kvs__nomem(err, "store", bytes);
     }
@@ -262,9 +327,20 @@ kvs_status kvs__history_copy(kvs__history *h, uint64_t max_bytes, kvs__saved *ou
     return st;
 }
 
+void kvs__saved_done(kvs__saved *s)
+{
+    kvs__free(s->ctx, s->data, s->data_bytes);
+    kvs__free(s->ctx, s->parts, s->n_parts * sizeof *s->parts);
+    s->data = NULL;
+    s->parts = NULL;
+}
+
 void kvs__saved_free(kvs__saved *s)
 {
-    kvs__free(s->ctx, s->data, s->bytes);
-    kvs__free(s->ctx, s->parts, s->n_parts * sizeof *s->parts);
-    *s = (kvs__saved){s->ctx, 0, 0, NULL, NULL, 0};
+    kvs__saved_done(s);
+    for (uint32_t i = 0; i < s->n_pins; i++) {
+        kvs__store_drop(s->ctx, &s->pins[i].store);
+    }
+    kvs__free(s->ctx, s->pins, s->cap_pins * sizeof *s->pins);
+    *s = (kvs__saved){.ctx = s->ctx};
 }

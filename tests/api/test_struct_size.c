@@ -259,7 +259,7 @@ static kvs_status read_store_policy(const void *p, kvs_err *err)
 
 static kvs_status read_put_opts(const void *opts, kvs_err *err)
 {
-    kvs_store_part part = {"k", 0, 0, sizeof numbers, numbers, 0, 0};
+    kvs_store_part part = {"k", 0, 0, sizeof numbers, numbers, 0, 0, NULL, NULL};
     kvs_store_key other = {identity, "other", 5, ids, 2};
     kvs_status st = kvs_store_put(the_store, &other, &part, 1, opts, err);
     (void)kvs_store_flush(the_store, NULL);
@@ -346,7 +346,7 @@ static kvs_status read_retain_item(const void *item, kvs_err *err)
 
 static int setup_store(void)
 {
-    kvs_store_part part = {"k", 0, 0, sizeof numbers, numbers, 0, 0};
+    kvs_store_part part = {"k", 0, 0, sizeof numbers, numbers, 0, 0, NULL, NULL};
     kvs_store_put_opts o = put_opts;
     kvs_entry_info info = KVS_ENTRY_INFO_INIT;
     kvs_retain_item item = retain_item;

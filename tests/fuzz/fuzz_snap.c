@@ -188,9 +188,9 @@ static void put_and_restore(kvs_ctx *ctx, kvs_cache *c, kvs_store *s, const uint
     } else {
         bytes[0] = bytes[1] = bytes[2] = 4096;
     }
-    parts[0] = (kvs_store_part){"state", 0, -1, n_table, t, 0, 0};
+    parts[0] = (kvs_store_part){"state", 0, -1, n_table, t, 0, 0, NULL, NULL};
     for (uint32_t i = 0; i < n_parts; i++) {
-        parts[i + 1] = (kvs_store_part){"kv", 0, 0, bytes[i], fill[i], 0, 0};
+        parts[i + 1] = (kvs_store_part){"kv", 0, 0, bytes[i], fill[i], 0, 0, NULL, NULL};
     }
     static const uint8_t identity[32] = {1};
     const int32_t ids[1] = {1};

@@ -47,7 +47,7 @@ static void test_shared_blocks(void **state)
         data[i] = (uint8_t)(i * 2654435761u >> 13);
     }
     kvs_store_key key = {rig_identity, "", 0, ids, 64};
-    kvs_store_part part = {"k", 0, 0, 32 * 1024, data, 4096, 0};
+    kvs_store_part part = {"k", 0, 0, 32 * 1024, data, 4096, 0, NULL, NULL};
     kvs_store_put_opts o = KVS_STORE_PUT_OPTS_INIT;
     o.flags = KVS_PUT_DURABLE;
     assert_int_equal(kvs_store_put(s, &key, &part, 1, &o, NULL), KVS_OK);
@@ -184,7 +184,7 @@ static void test_limit(void **state)
     /* what is larger than all of it is refused, and nothing is lost for it */
     static uint8_t big[40000];
     kvs_store_key key = {rig_identity, "big", 3, NULL, 0};
-    kvs_store_part part = {"x", 0, 0, sizeof big, big, 0, 0};
+    kvs_store_part part = {"x", 0, 0, sizeof big, big, 0, 0, NULL, NULL};
     uint64_t before = stats_of(s).entries;
     assert_int_equal(kvs_store_put(s, &key, &part, 1, NULL, NULL), KVS_E_LIMIT);
     assert_int_equal(stats_of(s).entries, before);
@@ -241,6 +241,77 @@ static void test_flush_tells(void **state)
     assert_non_null(strstr(err.msg, "not saved"));
     assert_int_equal(kvs_store_flush(s, &err), KVS_OK);
     assert_int_equal(rig_get(s, 0), 2);
+    kvs_store_close(s);
+    memfs_free(m);
+}
+
+/* Byte i of part p. */
+static uint8_t made_byte(uint32_t p, uint64_t i)
+{
+    return (uint8_t)((i * 2654435761u >> 9) + p * 77);
+}
+
+static void make_bytes(void *user, uint64_t offset, size_t bytes, void *dst)
+{
+    uint32_t p = *(const uint32_t *)user;
+    for (size_t i = 0; i < bytes; i++) {
+        ((uint8_t *)dst)[i] = made_byte(p, offset + i);
+    }
+}
+
+/* Parts that are made while they are written: many windows, chunks that don't divide the part. */
+static void test_made_parts(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[] = {9000001, 0, 65536, 5000000};
+    static const uint32_t flags[] = {KVS_PUT_DURABLE, KVS_PUT_WAIT, KVS_PUT_WAIT | KVS_PUT_BORROW};
+    memfs *m = memfs_new();
+    kvs_store *s = open_with(m, NULL, 0);
+    uint32_t number[4] = {0, 1, 2, 3};
+    kvs_store_part parts[4];
+    memset(parts, 0, sizeof parts);
+    for (uint32_t p = 0; p < 4; p++) {
+        (void)snprintf(parts[p].name, sizeof parts[p].name, "p%u", p);
+        parts[p].bytes = sizes[p];
+        parts[p].chunk_bytes = p == 0 ? 65536 : p == 3 ? 0 : 4096;
+        parts[p].fill = make_bytes;
+        parts[p].fill_user = &number[p];
+    }
+    uint8_t *out = malloc(sizes[0]);
+    assert_non_null(out);
+    for (int32_t i = 0; i < 3; i++) {
+        kvs_store_key key = {rig_identity, "made", 4, &i, 1};
+        kvs_store_put_opts o = KVS_STORE_PUT_OPTS_INIT;
+        kvs_store_hit h = KVS_STORE_HIT_INIT;
+        o.flags = flags[i];
+        kvs_ctx_stats before = KVS_CTX_STATS_INIT;
+        kvs_ctx_stats after = KVS_CTX_STATS_INIT;
+        assert_int_equal(kvs_ctx_get_stats(ctx, &before), KVS_OK);
+        assert_int_equal(kvs_store_put(s, &key, parts, 4, &o, NULL), KVS_OK);
+        assert_int_equal(kvs_store_flush(s, NULL), KVS_OK);
+        assert_int_equal(kvs_ctx_get_stats(ctx, &after), KVS_OK);
+        if (i == 0) { /* two windows of 2 MiB and a chunk, not the 14 MB of the parts */
+            assert_true(after.peak_bytes < before.live_bytes + ((size_t)7 << 20));
+        }
+        assert_int_equal(kvs_store_find(s, &key, NULL, &h, NULL), KVS_OK);
+        for (uint32_t p = 0; p < 4; p++) {
+            kvs_store_buf b = {p, 0, sizes[p], out};
+            assert_int_equal(kvs_store_get(s, h.entry, &b, 1, NULL), KVS_OK);
+            for (uint64_t k = 0; k < sizes[p]; k++) {
+                if (out[k] != made_byte(p, k)) {
+                    fail_msg("put %d, part %u, byte %llu", i, p, (unsigned long long)k);
+                }
+            }
+        }
+        assert_int_equal(kvs_store_unpin(s, h.entry), KVS_OK);
+    }
+    assert_true(stats_of(s).deduplicated_bytes >= 2 * (sizes[0] + sizes[3]));
+    parts[0].data = out;
+    kvs_err err = {KVS_OK, 0, "", ""};
+    kvs_store_key key = {rig_identity, "both", 4, NULL, 0};
+    assert_int_equal(kvs_store_put(s, &key, parts, 4, NULL, &err), KVS_E_INVAL);
+    assert_non_null(strstr(err.msg, "data and fill"));
+    free(out);
     kvs_store_close(s);
     memfs_free(m);
 }
@@ -618,7 +689,7 @@ static void test_arguments(void **state)
     kvs_store *s = open_on(m, NULL);
     kvs_err err = {KVS_OK, 0, "", ""};
     kvs_store_key key = {rig_identity, "", 0, NULL, 0};
-    kvs_store_part part = {"k", 0, 0, 4, NULL, 0, 0};
+    kvs_store_part part = {"k", 0, 0, 4, NULL, 0, 0, NULL, NULL};
     kvs_store_put_opts o = KVS_STORE_PUT_OPTS_INIT;
     assert_int_equal(kvs_store_put(s, &key, &part, 1, &o, &err), KVS_E_INVAL);
     part.data = "abc";
@@ -663,6 +734,7 @@ int main(void)
         cmocka_unit_test(test_identity),
         cmocka_unit_test(test_limit),
         cmocka_unit_test(test_flush_tells),
+        cmocka_unit_test(test_made_parts),
         cmocka_unit_test(test_policy),
         cmocka_unit_test(test_remove_and_gc),
         cmocka_unit_test(test_every_bit_and_length),
