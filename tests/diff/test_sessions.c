@@ -417,8 +417,8 @@ static void choose_world(world *w)
     w->tiers_off = chance(10) ? KVS_TIER_ALL : chance(3) ? KVS_TIER_AVX512 : 0;
     w->has_batch = chance(2);
     w->has_shared = w->plan_opts.kv_block > 0 && !chance(3);
-    w->has_store = !w->has_shared && !chance(4);
-    w->has_dir = !chance(3);
+    w->has_store = !w->has_shared && !chance(6);
+    w->has_dir = !chance(4);
     w->note_bytes = chance(2) ? 0 : below(200000);
     w->max_bytes = chance(2) ? 0 : 100000 + below(1000000);
     w->draft_kind = below(3);
@@ -457,10 +457,11 @@ static void add_random(text *t, size_t n)
 static void choose_text(world *w, text *t)
 {
     const text *from = chance(2) ? &w->heard[below(N_HEARD)] : &w->seats[below(N_SEATS)].held;
-    size_t n = chance(3) ? from->n : below((uint32_t)from->n + 1);
+    size_t n = chance(2) ? from->n : below((uint32_t)from->n + 1);
     memcpy(t->t, from->t, n * sizeof *t->t);
     t->n = n;
-    add_random(t, chance(3) ? 0 : chance(2) ? below(8) : below(100));
+    bool first = from->n == 0; /* long enough to be worth a save */
+    add_random(t, first ? 30 + below(60) : chance(3) ? 0 : chance(2) ? below(8) : below(60));
 }
 
 /* ---- operations */
@@ -908,7 +909,7 @@ int main(int argc, char **argv)
     static world w;
     (void)setvbuf(stdout, NULL, _IOLBF, 0);
     uint64_t first = 1;
-    uint64_t count = 30;
+    uint64_t count = 16;
     uint64_t ops = OPS;
     for (int i = 1; i + 1 < argc; i += 2) {
         uint64_t x = strtoull(argv[i + 1], NULL, 10);
