@@ -8,7 +8,8 @@
  *
  * A block is held (some cache or view uses it), cached (only a prefix index does) or free; the
  * three add up to the total after every call. Blocks come in chunks, a chunk of which every block
- * is free goes back to the context's allocator at once. */
+ * is free goes back to the context's allocator at once. A sequence gets blocks that lie side by side
+ * where there are such, and these are read as one piece. */
 #ifndef KVSTATE_PAGES_H
 #define KVSTATE_PAGES_H
 
@@ -27,7 +28,10 @@ typedef struct kvs_pages_opts {
     uint32_t block_tokens; /* 1..256, 0: 64; multiples of 16 are read at full speed */
     uint32_t reserved;     /* 0 */
     size_t max_bytes;      /* hard limit on all that the pool takes; 0: none */
-    size_t chunk_bytes;    /* about what is taken at a time, at least one block; 0: 1 MiB */
+    /* About what is taken at a time, at least one block; 0: a quarter of what the shape has already,
+     * but 1 to 32 MiB, less of it where the allocator refuses so much. Less where the limit leaves no
+     * more. */
+    size_t chunk_bytes;
 } kvs_pages_opts;
 #define KVS_PAGES_OPTS_INIT                                                                        \
     {                                                                                              \

@@ -34,6 +34,10 @@ static void fill_span(const kvs__store *s, const kvs__seg *seg, kvs_span *out)
         out->k_center = (kvs_plane){(const unsigned char *)seg + seg->center_at, seg->center_head,
                                     dim, s->fmt.center_bytes / dim};
         out->n_centers = seg->n_centers;
+        if (s->layout == KVS_LAYOUT_PAGED) { /* more where blocks are joined */
+            uint64_t n = (out->slot + out->n_tokens + KVS_CENTER_GROUP - 1) / KVS_CENTER_GROUP;
+            out->n_centers = n > out->n_centers ? n : out->n_centers;
+        }
         out->first_group = s->layout == KVS_LAYOUT_RING ? 0 : (int64_t)(slot0 / KVS_CENTER_GROUP);
     }
 }

@@ -231,6 +231,21 @@ static size_t ahead_of(const kvs__side *side)
     return (tiles < 1 ? 1 : tiles) * KVS__TILE;
 }
 
+/* Positions ahead whose memory the kernels ask for (attn_direct.h), a multiple of what is read at a
+ * time. */
+static uint64_t far_positions(const kvs__side *side)
+{
+    uint32_t n = FAR_ELEMENTS / side->shape.dim;
+    return n < V_ROWS ? V_ROWS : n / V_ROWS * V_ROWS;
+}
+
+/* Positions whose place is asked for at a time: where so many lie in a row, none in a chunk need be looked
+ * up again, nor what is asked for ahead of them. */
+static uint64_t look_most(const kvs__side *side)
+{
+    return KVS__CHUNK + far_positions(side) + 1;
+}
+
 /* True if the tokens of `bits` of the tile at pos0 lie in one tile of storage, each in its own lane;
  * its planes, and how many positions from pos0 on lie in a row with it. */
 static bool tile_in_place(const kvs__job *j, uint32_t head, int64_t pos0, uint16_t bits,
@@ -239,21 +254,13 @@ static bool tile_in_place(const kvs__job *j, uint32_t head, int64_t pos0, uint16
     uint32_t lane = low_bit(bits);
     const kvs__seg *seg = NULL;
     uint64_t slot = 0;
-    uint64_t n = locate(j, pos0 + lane, UINT32_MAX, &seg, &slot);
+    uint64_t n = locate(j, pos0 + lane, look_most(&j->s->fmt.side[KVS__K]), &seg, &slot);
     if (slot % KVS__TILE != lane || (n < KVS__TILE - lane && (bits >> lane) >> n != 0)) {
         return false;
     }
     *p = k_planes(j->s, seg, head, slot / KVS__TILE);
     *in_row = n + lane;
     return true;
-}
-
-/* Positions ahead whose memory the kernels ask for (attn_direct.h), a multiple of what is read at a
- * time. */
-static uint64_t far_positions(const kvs__side *side)
-{
-    uint32_t n = FAR_ELEMENTS / side->shape.dim;
-    return n < V_ROWS ? V_ROWS : n / V_ROWS * V_ROWS;
 }
 
 /* The position that is read `far` positions after pos, and its head: behind the last of a head comes
@@ -653,7 +660,7 @@ static void add_values(const kvs__job *j, const kvs__work *w, uint32_t head, uin
     while (n > 0) {
         const kvs__seg *seg = NULL;
         uint64_t slot = 0;
-        uint64_t in_row = locate(j, pos, UINT32_MAX, &seg, &slot);
+        uint64_t in_row = locate(j, pos, look_most(v), &seg, &slot);
         bool latent = j->s->fmt.n_sides == 1;
         bool direct = !latent && reads_direct(shape, n_rows);
         uint64_t m = min_rows(n, in_row);

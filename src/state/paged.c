@@ -33,6 +33,8 @@ void kvs__paged_init(kvs__store *s, struct kvs_pages *pages, uint32_t block)
     s->pages = pages;
     s->block = block;
     s->shift = block & (block - 1) ? 0 : (uint32_t)__builtin_ctz(block);
+    /* no slot left over at the end of a block, no centre of a group that goes on in the next */
+    s->joins = block % KVS__TILE == 0 && (!s->fmt.center_bytes || block % KVS_CENTER_GROUP == 0);
     s->n_sink = div_up(s->sinks, block);
     s->front = s->n_sink;
 }
@@ -130,30 +132,33 @@ size_t kvs__paged_bytes(const kvs__store *s)
 
 /* -- plan: what an append needs */
 
-/* A list linked by next_free. */
+/* A list linked by next. */
 static void give_up(kvs__seg *list)
 {
     while (list) {
-        kvs__seg *next = list->next_free;
-        list->next_free = NULL;
+        kvs__seg *next = list->next;
+        list->next = NULL;
         kvs__page_release(list);
         list = next;
     }
 }
 
-static kvs_status take(kvs__store *s, uint64_t n, kvs__seg **list, kvs_err *err)
+/* Blocks that follow `after`, NULL: the first. */
+static kvs_status take(kvs__store *s, uint64_t n, const kvs__seg *after, kvs__seg **list,
+                       kvs_err *err)
 {
     *list = NULL;
     for (uint64_t i = 0; i < n; i++) {
         kvs__seg *page = NULL;
-        kvs_status st = kvs__page_take(s->pages, &s->fmt, &page, err);
+        kvs_status st = kvs__page_take(s->pages, &s->fmt, after, &page, err);
         if (st != KVS_OK) {
             give_up(*list);
             *list = NULL;
             return st;
         }
-        page->next_free = *list;
+        page->next = *list;
         *list = page;
+        after = page;
     }
     return KVS_OK;
 }
@@ -227,8 +232,7 @@ static void set_phases(const kvs__store *s, uint64_t i)
 /* Puts a copy of a block that others refer to in its place. */
 static void unshare(kvs__seg **at, kvs__seg *copy)
 {
-    size_t head = copy->offset[KVS__K][0];
-    memcpy((unsigned char *)copy + head, (const unsigned char *)*at + head, copy->bytes - head);
+    kvs__page_copy(kvs__page_fmt(copy), copy, *at);
     copy->phase = (*at)->phase;
     kvs__page_release(*at);
     *at = copy;
@@ -239,8 +243,8 @@ static void install(kvs__store *s, kvs__seg *list, uint64_t n)
     const uint64_t had = s->n_segs;
     /* the list is in the order opposite to that of taking; numbers low first */
     for (uint64_t i = n; i-- > 0;) {
-        kvs__seg *next = list->next_free;
-        list->next_free = NULL;
+        kvs__seg *next = list->next;
+        list->next = NULL;
         s->table[s->n_segs + i] = list;
         list = next;
     }
@@ -259,8 +263,12 @@ kvs_status kvs__paged_reserve(kvs_ctx *ctx, kvs__store *s, int64_t at, uint64_t 
                          (unsigned long long)n);
     }
     kvs__seg *copy = NULL;
-    st = take(s, p.add_sink + p.add, &list, err);
-    st = st == KVS_OK && p.share ? take(s, 1, &copy, err) : st;
+    const kvs__seg *last = s->n_segs > 0 && !p.anew ? s->table[s->n_segs - 1] : NULL;
+    if (p.share) { /* in the place of the last block, whose own last one is before it */
+        st = take(s, 1, s->n_segs > 1 ? s->table[s->n_segs - 2] : NULL, &copy, err);
+        last = copy;
+    }
+    st = st == KVS_OK ? take(s, p.add_sink + p.add, last, &list, err) : st;
     st = st == KVS_OK ? kvs__paged_table(ctx, s, kept + p.add_sink + p.add, err) : st;
     if (st != KVS_OK) {
         give_up(copy);

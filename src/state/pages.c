@@ -2,16 +2,16 @@
 /* pages.c: the pool: classes, chunks, reference counts, limit (invariants in pages_priv.h). Knows
  * nothing of positions and tables; that is paged.c.
  *
- * A chunk is one allocation of some blocks. Where the limit leaves less than a chunk, a smaller one
- * is taken, so the limit is reached to within a block. */
+ * A chunk is one allocation of some blocks (pages_chunk.h). Where the limit leaves less than a chunk, a
+ * smaller one is taken, so the limit is reached to within a block; where the allocator refuses a large
+ * one, a smaller one is tried. */
 #include "state/pages_priv.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
-#define CHUNK_BYTES ((size_t)1 << 20)
-#define CHUNK_HEAD  ((sizeof(kvs__page_chunk) + 63) / 64 * 64)
+#define OPEN_LOOKED_AT 8 /* chunks, for the longest run of free blocks */
 
 struct kvs_pages {
     kvs_ctx *ctx;
@@ -46,7 +46,6 @@ static kvs_status read_opts(const kvs_pages_opts *opts, kvs_pages_opts *o, kvs_e
                          o->reserved);
     }
     o->block_tokens = o->block_tokens ? o->block_tokens : KVS__PAGE_BLOCK;
-    o->chunk_bytes = o->chunk_bytes ? o->chunk_bytes : CHUNK_BYTES;
     return KVS_OK;
 }
 
@@ -183,31 +182,19 @@ static uint32_t state_of(const kvs__seg *page)
     return page->refs == page->kept ? 1 : 2;
 }
 
-static kvs__seg *page_at(const kvs__page_chunk *chunk, uint32_t i)
-{
-    unsigned char *base = (unsigned char *)(uintptr_t)chunk + CHUNK_HEAD;
-    return (kvs__seg *)(void *)(base + (size_t)i * chunk->home->block_bytes);
-}
-
 static bool check_chunk(const kvs__page_chunk *chunk, tally *t)
 {
     uint32_t n_free = 0;
     for (uint32_t i = 0; i < chunk->n_blocks; i++) {
-        const kvs__seg *page = page_at(chunk, i);
-        if (page->chunk != chunk || page->kept > page->refs) {
+        const kvs__seg *page = kvs__page_at(chunk, i);
+        if (page->chunk != chunk || page->kept > page->refs ||
+            kvs__page_is_free(chunk, i) != (page->refs == 0)) {
             return false;
         }
         t->n[state_of(page)]++;
         n_free += page->refs == 0;
     }
-    uint32_t listed = 0;
-    for (const kvs__seg *s = chunk->free; s && listed <= chunk->n_blocks; s = s->next_free) {
-        if (s->refs != 0 || s->chunk != chunk) {
-            return false;
-        }
-        listed++;
-    }
-    return n_free == chunk->n_free && listed == n_free;
+    return n_free == chunk->n_free;
 }
 
 static bool check_class(const kvs__page_class *k)
@@ -227,7 +214,7 @@ bool kvs__pages_check(const kvs_pages *p)
             if (c->home != k || c->n_free == c->n_blocks || !check_chunk(c, &t)) {
                 return false;
             }
-            bytes += c->bytes;
+            bytes += c->n_blocks * k->block_bytes;
             total += c->n_blocks;
             open += c->n_free > 0;
         }
@@ -267,71 +254,6 @@ bool kvs__fmt_same(const kvs__fmt *a, const kvs__fmt *b)
                x->rot == y->rot;
     }
     return same;
-}
-
-uint32_t kvs__page_centers(uint32_t block)
-{
-    const uint32_t group = KVS_CENTER_GROUP;
-    if (block % group == 0 || group % block == 0) {
-        return block > group ? block / group : 1;
-    }
-    return (uint32_t)kvs__center_rows(block);
-}
-
-/* Unlike a segment's, all planes of one head lie together, so that reading a head of a block touches
- * few pages of memory. seg may be NULL to get the size alone; false on overflow. */
-static bool lay_out(const kvs__fmt *fmt, uint32_t block, kvs__seg *seg, size_t *bytes)
-{
-    const uint64_t cap = (block + KVS__TILE - 1) / KVS__TILE * KVS__TILE;
-    size_t head = 0;
-    size_t at[KVS__SIDES][KVS__PLANES];
-    for (int side = 0; side < KVS__SIDES; side++) {
-        for (int p = 0; p < KVS__PLANES; p++) { /* dims and cap are small: no overflow here */
-            const kvs__side *s = &fmt->side[side];
-            at[side][p] = head;
-            head += ((size_t)cap * s->n_units[p] * s->unit_bytes[p] + 63) / 64 * 64;
-        }
-    }
-    const size_t centers = head;
-    const size_t rows = fmt->center_bytes ? kvs__page_centers(block) : 0;
-    head += (rows * fmt->center_bytes + 63) / 64 * 64;
-    const size_t front = (sizeof *seg + 63) / 64 * 64;
-    if (!kvs__mul_size(head, fmt->n_heads, bytes) || !kvs__add_size(*bytes, front, bytes)) {
-        return false;
-    }
-    if (seg) {
-        memset(seg, 0, sizeof *seg);
-        seg->bytes = *bytes;
-        seg->cap = cap;
-        seg->center_at = front + centers;
-        seg->center_head = head;
-        seg->n_centers = (uint32_t)rows;
-        for (int i = 0; i < KVS__SIDES * KVS__PLANES; i++) {
-            seg->offset[i / KVS__PLANES][i % KVS__PLANES] =
-                front + at[i / KVS__PLANES][i % KVS__PLANES];
-            seg->head_bytes[i / KVS__PLANES][i % KVS__PLANES] = head;
-        }
-    }
-    return true;
-}
-
-bool kvs__page_size(const kvs__fmt *fmt, uint32_t block, size_t *bytes)
-{
-    return lay_out(fmt, block, NULL, bytes);
-}
-
-/* Blocks of a chunk that may take `room` bytes; 0: not even one fits. */
-static uint32_t chunk_blocks(size_t block_bytes, size_t room)
-{
-    size_t n = room > CHUNK_HEAD ? (room - CHUNK_HEAD) / block_bytes : 0;
-    return n < 4096 ? (uint32_t)n : 4096;
-}
-
-/* Blocks of a chunk where no limit is near. */
-static uint32_t full_chunk(size_t block_bytes, size_t chunk_bytes)
-{
-    uint32_t n = chunk_blocks(block_bytes, chunk_bytes);
-    return n > 0 ? n : 1;
 }
 
 static void link_open(kvs__page_chunk *c)
@@ -398,28 +320,16 @@ static void drop_chunk(kvs__page_chunk *c)
     }
     k->n_total -= c->n_blocks;
     k->n_free -= c->n_blocks;
-    p->bytes -= c->bytes;
-    kvs__free(p->ctx, c, c->bytes);
+    p->bytes -= c->n_blocks * k->block_bytes;
+    kvs__free(p->ctx, c, c->n_blocks * k->block_bytes);
     if (!k->chunks) {
         drop_class(k);
     }
 }
 
-static void add_chunk(kvs__page_class *k, kvs__page_chunk *c, uint32_t n, size_t bytes)
+static void add_chunk(kvs__page_class *k, kvs__page_chunk *c, uint32_t n)
 {
-    memset(c, 0, sizeof *c);
-    c->home = k;
-    c->bytes = bytes;
-    c->n_blocks = n;
-    c->n_free = n;
-    for (uint32_t i = n; i-- > 0;) { /* so that the lowest is handed out first */
-        kvs__seg *page = page_at(c, i);
-        size_t size = 0;
-        (void)lay_out(&k->fmt, k->pages->block, page, &size);
-        page->chunk = c;
-        page->next_free = c->free;
-        c->free = page;
-    }
+    kvs__page_chunk_init(c, k, &k->fmt, k->pages->block, n, k->block_bytes);
     c->next = k->chunks;
     if (c->next) {
         c->next->prev = c;
@@ -428,32 +338,50 @@ static void add_chunk(kvs__page_class *k, kvs__page_chunk *c, uint32_t n, size_t
     link_open(c);
     k->n_total += n;
     k->n_free += n;
-    count_bytes(k->pages, bytes);
+    count_bytes(k->pages, n * k->block_bytes);
+}
+
+/* Memory for *n blocks, or where the allocator refuses that for fewer, but `least` at least. */
+static kvs__page_chunk *alloc_chunk(kvs_pages *p, size_t block_bytes, uint32_t least, uint32_t *n)
+{
+    kvs__page_chunk *c = kvs__alloc(p->ctx, *n * block_bytes);
+    while (!c && *n > least) {
+        *n = *n / 2 > least ? *n / 2 : least;
+        c = kvs__alloc(p->ctx, *n * block_bytes);
+    }
+    return c;
+}
+
+/* Blocks of the next chunk of a class, k NULL: of the first; 0: the limit leaves no room for one. */
+static uint32_t next_chunk(const kvs_pages *p, const kvs__page_class *k, size_t block_bytes)
+{
+    const uint64_t total = k ? k->n_total : 0;
+    uint64_t n = kvs__page_rung(block_bytes, p->chunk_bytes, total + 1) - total;
+    if (p->max_bytes) {
+        size_t used = p->bytes + (k ? 0 : sizeof *k);
+        uint64_t most = p->max_bytes > used ? (p->max_bytes - used) / block_bytes : 0;
+        n = n < most ? n : most;
+    }
+    return (uint32_t)n;
 }
 
 /* One try: a chunk of the format, and its class where it is the first. */
 static kvs_status grow(kvs_pages *p, const kvs__fmt *fmt, size_t block_bytes, kvs_err *err)
 {
     kvs__page_class *k = find_class(p, fmt);
-    size_t extra = k ? 0 : sizeof *k;
-    uint32_t n = full_chunk(block_bytes, p->chunk_bytes);
-    if (p->max_bytes) {
-        size_t room = p->max_bytes > p->bytes ? p->max_bytes - p->bytes : 0;
-        uint32_t most = room > extra ? chunk_blocks(block_bytes, room - extra) : 0;
-        n = n < most ? n : most;
-        if (n == 0) {
-            return kvs__fail(err, KVS_E_LIMIT, "state",
-                             "the pool holds %zu bytes, a block of %zu more would pass its limit "
-                             "of %zu",
-                             p->bytes, block_bytes, p->max_bytes);
-        }
+    uint32_t n = next_chunk(p, k, block_bytes);
+    if (n == 0) {
+        return kvs__fail(err, KVS_E_LIMIT, "state",
+                         "the pool holds %zu bytes, a block of %zu more would pass its limit of "
+                         "%zu",
+                         p->bytes, block_bytes, p->max_bytes);
     }
-    size_t bytes = CHUNK_HEAD + n * block_bytes;
+    uint32_t least = kvs__page_least(block_bytes, p->chunk_bytes);
     kvs__page_class *made = k ? NULL : kvs__calloc(p->ctx, 1, sizeof *made);
-    kvs__page_chunk *chunk = k || made ? kvs__alloc(p->ctx, bytes) : NULL;
+    kvs__page_chunk *chunk = k || made ? alloc_chunk(p, block_bytes, least, &n) : NULL;
     if (!chunk) {
         kvs__free(p->ctx, made, sizeof *made);
-        return kvs__nomem(err, "state", bytes);
+        return kvs__nomem(err, "state", n * block_bytes);
     }
     if (made) {
         made->pages = p;
@@ -463,7 +391,7 @@ static kvs_status grow(kvs_pages *p, const kvs__fmt *fmt, size_t block_bytes, kv
         p->classes = made;
         count_bytes(p, sizeof *made);
     }
-    add_chunk(k ? k : made, chunk, n, bytes);
+    add_chunk(k ? k : made, chunk, n);
     return KVS_OK;
 }
 
@@ -471,9 +399,7 @@ static kvs_status grow(kvs_pages *p, const kvs__fmt *fmt, size_t block_bytes, kv
 static kvs_status provide(kvs_pages *p, const kvs__fmt *fmt, kvs__page_class **out, kvs_err *err)
 {
     size_t bytes = 0;
-    size_t chunk = 0;
-    if (!kvs__page_size(fmt, p->block, &bytes) ||
-        !kvs__add_size(bytes, CHUNK_HEAD + sizeof(kvs__page_class), &chunk)) {
+    if (!kvs__page_size(fmt, p->block, &bytes) || bytes > SIZE_MAX / 2) {
         return kvs__fail(err, KVS_E_RANGE, "state", "a block of %u tokens is too large", p->block);
     }
     for (;;) {
@@ -498,25 +424,49 @@ static uint64_t draw(kvs_pages *p)
     return z ^ (z >> 31);
 }
 
-/* Takes one off the free list of an open chunk. */
-static kvs__seg *pop(kvs__page_class *k)
+/* Any free block, for tests. */
+static kvs__seg *scrambled(kvs__page_class *k)
 {
     kvs__page_chunk *c = k->open;
+    for (uint64_t skip = draw(k->pages) % 8; skip > 0 && c->open_next; skip--) {
+        c = c->open_next;
+    }
+    return kvs__page_at(c, kvs__page_nth_free(c, (uint32_t)(draw(k->pages) % c->n_free)));
+}
+
+/* The block to take: the one beside `after` where it is free, so that blocks of a sequence lie in a row;
+ * else where most are free in a row, so that those which follow have room. */
+static kvs__seg *choose(kvs__page_class *k, const kvs__seg *after)
+{
     if (k->pages->scramble) {
-        for (uint64_t skip = draw(k->pages) % 8; skip > 0 && c->open_next; skip--) {
-            c = c->open_next;
+        return scrambled(k);
+    }
+    if (after && after->chunk->home == k) {
+        uint32_t i = kvs__page_index(after->chunk, after) + 1;
+        if (i < after->chunk->n_blocks && kvs__page_is_free(after->chunk, i)) {
+            return kvs__page_at(after->chunk, i);
         }
     }
-    kvs__seg **at = &c->free;
-    if (k->pages->scramble) {
-        for (uint64_t skip = draw(k->pages) % c->n_free; skip > 0; skip--) {
-            at = &(*at)->next_free;
+    kvs__seg *page = NULL;
+    uint32_t most = 0;
+    kvs__page_chunk *c = k->open;
+    for (int i = 0; c && i < OPEN_LOOKED_AT; i++, c = c->open_next) {
+        uint32_t at = 0;
+        uint32_t n = kvs__page_longest(c, &at);
+        if (n > most) {
+            most = n;
+            page = kvs__page_at(c, at);
         }
     }
-    kvs__seg *page = *at;
-    *at = page->next_free;
-    page->next_free = NULL;
-    if (--c->n_free == 0) {
+    return page;
+}
+
+static kvs__seg *pop(kvs__page_class *k, const kvs__seg *after)
+{
+    kvs__seg *page = choose(k, after);
+    kvs__page_chunk *c = page->chunk;
+    kvs__page_set_free(c, kvs__page_index(c, page), false);
+    if (c->n_free == 0) {
         unlink_open(c);
     }
     return page;
@@ -532,11 +482,10 @@ static uint64_t *counter(kvs__page_class *k, uint32_t state)
 static void push(kvs__seg *page)
 {
     kvs__page_chunk *c = page->chunk;
-    page->next_free = c->free;
-    c->free = page;
-    if (c->n_free++ == 0) {
+    if (c->n_free == 0) {
         link_open(c);
     }
+    kvs__page_set_free(c, kvs__page_index(c, page), true);
     prove(c);
     if (c->n_free == c->n_blocks) {
         drop_chunk(c);
@@ -563,12 +512,13 @@ static void change(kvs__seg *page, int refs, int kept)
     kvs__pages_unlock(p);
 }
 
-static kvs_status take(kvs_pages *p, const kvs__fmt *fmt, kvs__seg **out, kvs_err *err)
+static kvs_status take(kvs_pages *p, const kvs__fmt *fmt, const kvs__seg *after, kvs__seg **out,
+                       kvs_err *err)
 {
     kvs__page_class *k = NULL;
     kvs_status st = provide(p, fmt, &k, err);
     if (st == KVS_OK) {
-        *out = pop(k);
+        *out = pop(k, after);
         k->n_free--;
         k->n_held++;
         (*out)->refs = 1;
@@ -577,16 +527,16 @@ static kvs_status take(kvs_pages *p, const kvs__fmt *fmt, kvs__seg **out, kvs_er
     return st;
 }
 
-kvs_status kvs__page_take(kvs_pages *p, const kvs__fmt *fmt, kvs__seg **out, kvs_err *err)
+kvs_status kvs__page_take(kvs_pages *p, const kvs__fmt *fmt, const kvs__seg *after, kvs__seg **out,
+                          kvs_err *err)
 {
     kvs__seg *page = NULL;
     kvs__pages_lock(p);
-    kvs_status st = take(p, fmt, &page, err);
+    kvs_status st = take(p, fmt, after, &page, err);
     kvs__pages_unlock(p);
     if (st == KVS_OK) {
         page->phase = KVS__NO_PHASE;
-        size_t head = page->offset[KVS__K][0];
-        memset((unsigned char *)page + head, 0, page->bytes - head); /* I4 */
+        kvs__page_clear(fmt, page); /* I4 */
         *out = page;
     }
     return st;
@@ -691,22 +641,18 @@ kvs_status kvs_pages_get_class(const kvs_pages *p, uint32_t i, kvs_pages_class *
 bool kvs__pages_need(const kvs_pages_opts *opts, const kvs__fmt *fmt, uint64_t n_blocks,
                      size_t *bytes)
 {
-    kvs_pages_opts o = *opts;
+    uint32_t tokens = opts->block_tokens ? opts->block_tokens : KVS__PAGE_BLOCK;
     size_t block = 0;
-    size_t sum = 0;
-    o.block_tokens = o.block_tokens ? o.block_tokens : KVS__PAGE_BLOCK;
-    if (!kvs__page_size(fmt, o.block_tokens, &block) || block > SIZE_MAX / 2 ||
-        n_blocks > SIZE_MAX) {
+    if (!kvs__page_size(fmt, tokens, &block) || block > SIZE_MAX / 2 || n_blocks > SIZE_MAX / 2) {
         return false;
     }
     *bytes = 0;
     if (n_blocks == 0) {
         return true;
     }
-    uint32_t per = full_chunk(block, o.chunk_bytes ? o.chunk_bytes : CHUNK_BYTES);
-    size_t chunks = (size_t)(n_blocks / per + (n_blocks % per > 0));
-    return kvs__mul_size(per, block, &sum) && kvs__add_size(sum, CHUNK_HEAD, &sum) &&
-           kvs__mul_size(sum, chunks, &sum) && kvs__add_size(sum, sizeof(kvs__page_class), bytes);
+    uint64_t total = kvs__page_rung(block, opts->chunk_bytes, n_blocks);
+    return total <= SIZE_MAX && kvs__mul_size((size_t)total, block, bytes) &&
+           kvs__add_size(*bytes, sizeof(kvs__page_class), bytes);
 }
 
 size_t kvs__pages_head(void)

@@ -80,7 +80,7 @@ kvs_status kvs__page_fresh(const kvs_cache *c, uint32_t layer, uint64_t n_tokens
     *out = NULL;
     kvs_status st = paged_layer(c, layer, &l, err);
     if (st == KVS_OK) {
-        st = kvs__page_take(c->pages, &store_at(l, n_tokens)->fmt, out, err);
+        st = kvs__page_take(c->pages, &store_at(l, n_tokens)->fmt, NULL, out, err);
     }
     if (st == KVS_OK) {
         kvs__page_keep(*out);

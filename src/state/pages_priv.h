@@ -3,7 +3,7 @@
  *
  * A block is a kvs__seg that lies in a chunk of its class. A class is a format; all its blocks have
  * one size. What a block's counts say (seg.refs all references, seg.kept those of a prefix index):
- *     refs == 0           free     in its chunk's list
+ *     refs == 0           free     marked in its chunk
  *     refs == kept > 0    cached   only a prefix index refers to it
  *     refs > kept         held     a cache or view refers to it
  * I1  n_free + n_cached + n_held == n_total, in each class, after every call (debug builds prove it
@@ -22,6 +22,7 @@
 
 #include "kvstate/pages.h"
 #include "state/layer.h"
+#include "state/pages_chunk.h"
 #include "state/pages_lock.h"
 
 #define KVS__PAGE_BLOCK 64u /* tokens; bench_attention: as fast as grow, and a fork wastes 32 */
@@ -29,18 +30,6 @@
 #define KVS__PAGE_MOST 256u
 
 typedef struct kvs__page_class kvs__page_class;
-
-typedef struct kvs__page_chunk {
-    kvs__page_class *home;
-    struct kvs__page_chunk *prev; /* of all chunks of the class */
-    struct kvs__page_chunk *next;
-    struct kvs__page_chunk *open_prev; /* of those with a free block */
-    struct kvs__page_chunk *open_next;
-    kvs__seg *free;
-    size_t bytes;
-    uint32_t n_blocks;
-    uint32_t n_free;
-} kvs__page_chunk;
 
 struct kvs__page_class {
     kvs_pages *pages;
@@ -65,14 +54,16 @@ kvs_ctx *kvs__pages_ctx(const kvs_pages *p);
 void kvs__pages_join(kvs_pages *p);
 void kvs__pages_leave(kvs_pages *p);
 void kvs__pages_set_reclaim(kvs_pages *p, kvs__page_reclaim_fn fn, void *user);
-/* For tests: free blocks are handed out in an order drawn from seed; 0: last freed first. */
+/* For tests: free blocks are handed out in an order drawn from seed; 0: as kvs__page_take says. */
 void kvs__pages_scramble(kvs_pages *p, uint64_t seed);
 /* Walks everything; false where an invariant does not hold. */
 bool kvs__pages_check(const kvs_pages *p);
 
-/* A zeroed block of this format with one reference, held. KVS_E_LIMIT or KVS_E_NOMEM; then nothing
- * has changed but what reclaim gave up. */
-kvs_status kvs__page_take(kvs_pages *p, const kvs__fmt *fmt, kvs__seg **out, kvs_err *err);
+/* A zeroed block of this format with one reference, held: the one beside `after`, which the caller
+ * refers to, if that is free; else, or with NULL, one that has room for others behind it. KVS_E_LIMIT
+ * or KVS_E_NOMEM; then nothing has changed but what reclaim gave up. */
+kvs_status kvs__page_take(kvs_pages *p, const kvs__fmt *fmt, const kvs__seg *after, kvs__seg **out,
+                          kvs_err *err);
 void kvs__page_share(kvs__seg *page);   /* one more reference of a cache or view */
 void kvs__page_release(kvs__seg *page); /* of a cache or view */
 void kvs__page_keep(kvs__seg *page);    /* one more reference of an index */
@@ -86,10 +77,6 @@ kvs_status kvs__pages_read_opts(const kvs_pages_opts *opts, kvs_pages_opts *out,
 bool kvs__pages_need(const kvs_pages_opts *opts, const kvs__fmt *fmt, uint64_t n_blocks,
                      size_t *bytes);
 size_t kvs__pages_head(void);
-/* Bytes of one block, its header included; false on overflow. */
-bool kvs__page_size(const kvs__fmt *fmt, uint32_t block_tokens, size_t *bytes);
-/* Groups of positions that a block can hold tokens of, at any place in the table. */
-uint32_t kvs__page_centers(uint32_t block_tokens);
 bool kvs__fmt_same(const kvs__fmt *a, const kvs__fmt *b);
 
 /* -- what a prefix index needs (pages_index.c) */

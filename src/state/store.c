@@ -581,6 +581,12 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
+/* Headers of blocks lie side by side where the blocks do, and nowhere else (pages_chunk.c). */
+static bool beside(const kvs__seg *a, const kvs__seg *b)
+{
+    return (uintptr_t)b - (uintptr_t)a == KVS__SEG_STRIDE;
+}
+
 uint64_t kvs__store_locate(const kvs__store *s, int64_t pos, uint64_t most, const kvs__seg **seg,
                            uint64_t *slot)
 {
@@ -597,12 +603,18 @@ uint64_t kvs__store_locate(const kvs__store *s, int64_t pos, uint64_t most, cons
     }
     if (s->layout == KVS_LAYOUT_PAGED) {
         uint64_t b = s->shift ? (uint64_t)pos >> s->shift : (uint64_t)pos / s->block;
-        *seg = s->table[b < s->n_sink ? b : s->n_sink + b - s->front];
+        uint64_t i = b < s->n_sink ? b : s->n_sink + b - s->front;
+        *seg = s->table[i];
         *slot = (uint64_t)pos - b * s->block;
         if (pos < s->lo) { /* what lies between the sinks and lo is not held */
             run = least(run, least((uint64_t)s->sinks, (uint64_t)s->lo) - (uint64_t)pos);
         }
-        return least(run, s->block - *slot);
+        uint64_t in_row = s->block - *slot;
+        while (in_row < run && s->joins && beside(s->table[i], s->table[i + 1])) {
+            in_row += s->block; /* position pos + in_row is held: entry i + 1 is its block */
+            i++;
+        }
+        return least(run, in_row);
     }
     if (pos >= s->lo) {
         *seg = s->seg[0];

@@ -39,14 +39,14 @@ typedef struct kvs__fmt {
 } kvs__fmt;
 
 typedef struct kvs__seg {
-    size_t bytes;   /* of the whole allocation, this header included */
+    size_t bytes;   /* that it takes, this header included */
     uint64_t cap;   /* tokens, a multiple of KVS__TILE */
     uint32_t refs;  /* the stores and views that share it */
     uint32_t kept;  /* a pool's block: of refs, those of a prefix index */
     int64_t pin_lo; /* hull of the pinned positions; empty when pin_lo >= pin_hi */
     int64_t pin_hi;
     struct kvs__page_chunk *chunk; /* a pool's block (pages_priv.h): where it goes back to */
-    struct kvs__seg *next_free;    /* a free block, or one of a list being made */
+    struct kvs__seg *next;         /* a pool's block of a list being made */
     size_t offset[KVS__SIDES][KVS__PLANES];     /* of head 0 from `this` */
     size_t head_bytes[KVS__SIDES][KVS__PLANES]; /* from one head to the next */
     size_t center_at;                           /* of head 0's centres from `this` */
@@ -56,7 +56,9 @@ typedef struct kvs__seg {
         phase; /* a pool's block: its first position mod KVS_CENTER_GROUP; KVS__NO_PHASE: none */
 } kvs__seg;
 
-#define KVS__NO_PHASE UINT32_MAX /* not in the table of a store yet */
+/* From the header of one block of a pool to that of the block beside it (pages_chunk.h). */
+#define KVS__SEG_STRIDE ((sizeof(kvs__seg) + 63) / 64 * 64)
+#define KVS__NO_PHASE   UINT32_MAX /* not in the table of a store yet */
 
 /* I1  Stored are the positions [lo, len) and [0, min(sinks, len)).
  * I2  grow: lo == 0; position p lies in the last segment with first <= p, at slot p - first. So a
@@ -89,6 +91,7 @@ typedef struct kvs__store {
     struct kvs_pages *pages;
     uint32_t block;   /* tokens of a block */
     uint32_t shift;   /* of a block of 2^shift tokens; 0: divide */
+    bool joins;       /* blocks side by side are read and written as one */
     uint64_t n_sink;  /* blocks with sinks, kept whatever the window */
     uint64_t front;   /* number of the first block after those of the sinks, >= n_sink */
     kvs__seg **table; /* [table_cap], n_segs in use */
@@ -160,7 +163,8 @@ void kvs__store_rewind(kvs__store *s, int64_t len);
 void kvs__store_drop(kvs_ctx *ctx, kvs__store *s);
 bool kvs__store_holds(const kvs__store *s, int64_t pos);
 /* Segment and slot of a stored position, and how many positions from it lie in a row (slots and
- * positions), at most `most`. */
+ * positions), at most `most`. Paged: past the end of the segment, too, where the next block lies beside
+ * it; planes and centres go on there as if the segment did. */
 uint64_t kvs__store_locate(const kvs__store *s, int64_t pos, uint64_t most, const kvs__seg **seg,
                            uint64_t *slot);
 /* Pins all that is stored: dst becomes an alias that shares the segments. On failure (paged: for

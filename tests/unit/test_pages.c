@@ -630,13 +630,15 @@ static void test_blocks_are_clean(void **state)
     kvs_cache_free(c);
     c = rig_paged_cache(ctx, &s, 1, p);
     rig_must(kvs_cache_reserve(c, 0, 900, NULL));
+    size_t bytes = kvs__page_raw_bytes(&c->layer[0].main.fmt, 40);
+    unsigned char *raw = rig_alloc(bytes);
     for (uint32_t i = 0; i < c->layer[0].main.n_segs; i++) {
-        const kvs__seg *page = c->layer[0].main.table[i];
-        const unsigned char *at = (const unsigned char *)page;
-        for (size_t b = page->offset[0][0]; b < page->bytes; b++) {
-            assert_int_equal(at[b], 0);
+        kvs__page_get_raw(c->layer[0].main.table[i], 48, raw); /* all slots */
+        for (size_t b = 0; b < bytes; b++) {
+            assert_int_equal(raw[b], 0);
         }
     }
+    free(raw);
     kvs_cache_free(c);
     kvs_cache_free(hold);
     kvs_pages_free(p);
