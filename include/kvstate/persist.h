@@ -49,7 +49,8 @@ typedef struct kvs_persist_opts {
 KVS_API kvs_status kvs_session_persist(kvs_session *session, const kvs_persist_opts *opts,
                                        kvs_err *err);
 /* Queues what is not saved yet. sync does so by itself, appends do from time to time: to be called at
- * the end of an answer. KVS_NO: nothing to do, or no store. A failure is no reason to stop. */
+ * the end of an answer. KVS_NO: nothing to do, no store, or its queue is full now (save_reason): to
+ * be called again. A failure is no reason to stop. */
 KVS_API kvs_status kvs_session_save(kvs_session *session, kvs_err *err);
 /* Waits until all that was queued is durable; KVS_E_IO if something was not saved. */
 KVS_API kvs_status kvs_session_flush(kvs_session *session, kvs_err *err);
@@ -64,7 +65,7 @@ typedef struct kvs_reuse {
     uint64_t notes_bytes; /* now */
     uint64_t saved;       /* entries durable */
     uint64_t saved_bytes;
-    uint64_t not_saved;
+    uint64_t not_saved; /* failed for good, or found the queue full at the end of its text */
     uint32_t has_store;
     uint32_t read_only;
     char reason[160];      /* why the last sync took nothing from the store; empty: it did */

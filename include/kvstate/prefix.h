@@ -28,18 +28,20 @@ enum {
 typedef struct kvs_prefix_opts {
     size_t struct_size;
     uint32_t flags;
-    kvs_retain_policy policy; /* not CUSTOM */
-    size_t max_bytes;         /* blocks that the index refers to, and all of its own; 0: no limit */
+    kvs_retain_policy policy;
+    size_t max_bytes; /* blocks that the index refers to, and all of its own; 0: no limit */
     /* Of layers with a window the blocks around every multiple of so many tokens are kept, so that a
      * later prompt which leaves this one anywhere recomputes less than that; and those at the end of
      * each publication. 0: every block there is. */
     uint32_t window_stride;
     uint32_t
         session_ms; /* how long the newest entry of a session is kept before others; 0: for ever */
+    kvs_retain_score_fn score; /* CUSTOM: as in kvs_retain_opts; must not call the index */
+    void *user;
 } kvs_prefix_opts;
 #define KVS_PREFIX_OPTS_INIT                                                                       \
     {                                                                                              \
-        sizeof(kvs_prefix_opts), 0, KVS_RETAIN_DENSITY, 0, 0, 0                                    \
+        sizeof(kvs_prefix_opts), 0, KVS_RETAIN_DENSITY, 0, 0, 0, NULL, NULL                        \
     }
 
 typedef struct kvs_prefix kvs_prefix;
@@ -59,11 +61,18 @@ typedef kvs_store_key kvs_prefix_key;
 
 typedef struct kvs_prefix_publish_opts {
     size_t struct_size;
-    uint32_t flags;        /* KVS_PREFIX_NO_TAIL */
-    uint32_t priority;     /* 0..KVS_RETAIN_PRIORITIES - 1, of the last block */
-    uint64_t session;      /* 0: none. The session's earlier entry is an ordinary one from now on */
-    const void *snapshot;  /* copied; lent to who resumes after exactly these ids */
+    uint32_t flags;       /* KVS_PREFIX_NO_TAIL */
+    uint32_t priority;    /* 0..KVS_RETAIN_PRIORITIES - 1, of the last block and the windows that go
+                              with it; 0: as it is, or 1 with a session */
+    uint64_t session;     /* 0: none. The session's earlier entry is an ordinary one from now on */
+    const void *snapshot; /* copied; lent to who resumes after exactly these ids */
     size_t snapshot_bytes; /* of recurrent layers, of a drafter ... */
+    /* Tokens of the prompt whose use this request has counted: n_tokens of its lookup's hit, *n_stored
+     * of its publication before (which may be written here); 0: none. What a request comes to again
+     * it does not use again. */
+    size_t n_counted;
+    uint32_t priority_ms; /* how long; 0: session_ms with a session, else for ever */
+    uint32_t reserved;    /* 0 */
 } kvs_prefix_publish_opts;
 enum {
     KVS_PREFIX_NO_TAIL = 1u << 0, /* whole blocks only */
@@ -73,7 +82,7 @@ enum {
 };
 #define KVS_PREFIX_PUBLISH_OPTS_INIT                                                               \
     {                                                                                              \
-        sizeof(kvs_prefix_publish_opts), 0, 0, 0, NULL, 0                                          \
+        sizeof(kvs_prefix_publish_opts), 0, 0, 0, NULL, 0, 0, 0, 0                                 \
     }
 
 /* Publishes the first key->n_ids tokens of a cache, which stand for these ids; what is there already
@@ -153,13 +162,16 @@ typedef struct kvs_prefix_stats {
     uint64_t evicted_windows;
     uint64_t refused;                     /* publications that did not fit, wholly or in part */
     uint64_t reasons[KVS_PREFIX_REASONS]; /* lookups by kvs_prefix_reason */
+    uint64_t waiting;         /* nodes whose save to a slower tier is under way: they stay */
+    uint64_t waiting_bytes;   /* of these */
+    uint64_t evicted_waiting; /* nodes that went before their save had ended, for a pool without a
+                                 block, or for a lower limit */
+    uint64_t refused_waiting; /* refused while others waited */
 } kvs_prefix_stats;
 #define KVS_PREFIX_STATS_INIT                                                                      \
     {                                                                                              \
-        sizeof(kvs_prefix_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,               \
-        {                                                                                          \
+        sizeof(kvs_prefix_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0, 0, 0, \
             0                                                                                      \
-        }                                                                                          \
     }
 KVS_API kvs_status kvs_prefix_get_stats(const kvs_prefix *ix, kvs_prefix_stats *out);
 

@@ -39,7 +39,7 @@ typedef struct kvs_retain_info {
     uint64_t bytes;
     uint64_t cost;
     uint64_t last_use; /* larger is later */
-    uint32_t uses;     /* 1 when added, more where it was known before */
+    uint32_t uses;     /* requests: 1 when added, more where it was known before */
     uint32_t kind;
     uint32_t hint;
     uint32_t priority;
@@ -51,7 +51,7 @@ typedef struct kvs_retain_info {
         sizeof(kvs_retain_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                      \
     }
 
-/* Asked when an item is added or used: the item with the least score goes, of equals the one used
+/* Asked when an item is added, used or renewed: the item with the least score goes, of equals the one used
  * longest ago. NaN counts as 0. Must not call the object. */
 typedef double (*kvs_retain_score_fn)(void *user, const kvs_retain_info *info);
 
@@ -107,6 +107,10 @@ KVS_API kvs_status kvs_retain_add(kvs_retain *r, const kvs_retain_item *item, kv
 KVS_API kvs_status kvs_retain_knows(const kvs_retain *r, uint64_t key);
 /* KVS_E_NOTFOUND: no such item, here and below. cost and hint replace what was said before. */
 KVS_API kvs_status kvs_retain_use(kvs_retain *r, kvs_retain_id id, uint64_t cost, uint32_t hint);
+/* The request that used it last still does: its last use is now, and the same one. What is learned is
+ * how often, and how long after one another, requests ask for an item; so a caller that comes to it
+ * more than once in a request says use the first time and renew from then on. */
+KVS_API kvs_status kvs_retain_renew(kvs_retain *r, kvs_retain_id id);
 /* Another size; KVS_E_LIMIT as for add. */
 KVS_API kvs_status kvs_retain_resize(kvs_retain *r, kvs_retain_id id, uint64_t bytes);
 KVS_API kvs_status kvs_retain_set_priority(kvs_retain *r, kvs_retain_id id, uint32_t priority,

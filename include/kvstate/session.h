@@ -34,13 +34,17 @@ typedef struct kvs_session_opts {
      * like the cache's. KVS_E_INVAL: another model, plan or pool. */
     kvs_prefix_cache *prefix_cache;
     kvs_bytes prefix_salt; /* of a tenant, an adapter ...: prefixes are shared among equal ones */
+    /* Names a conversation, which may outlive this session; 0: none. Its newest entry in the memory of
+     * the prefix cache goes after those of no conversation, for session_ms of that. */
+    uint64_t prefix_session;
+    uint32_t prefix_priority; /* of what it gives to the prefix cache, 0..KVS_RETAIN_PRIORITIES - 1:
+                                    it goes after all that has less; 0: 1 for a conversation's newest */
+    uint32_t prefix_priority_ms; /* then it is of priority 0; 0: session_ms for a conversation's
+                                    newest, else for ever */
 } kvs_session_opts;
 #define KVS_SESSION_OPTS_INIT                                                                      \
     {                                                                                              \
-        sizeof(kvs_session_opts), NULL, 0, 0, NULL, NULL, NULL, NULL, NULL,                        \
-        {                                                                                          \
-            NULL, 0                                                                                \
-        }                                                                                          \
+        sizeof(kvs_session_opts), NULL, 0, 0, NULL, NULL, NULL, NULL, NULL, {NULL, 0}, 0, 0, 0     \
     }
 
 /* One thread at a time. Freed before its context and model. */

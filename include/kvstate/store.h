@@ -118,7 +118,8 @@ typedef struct kvs_store_opts {
     uint32_t flags;
     uint32_t n_threads;       /* that hash and read one entry together; 0: 2 */
     uint64_t max_bytes;       /* of all files in the directory but those set aside; 0: no limit */
-    uint64_t max_queue_bytes; /* copies waiting to be written; 0: 256 MiB */
+    uint64_t max_queue_bytes; /* waiting to be written, copied or borrowed; 0: 256 MiB. One entry is
+                                 taken whatever its size */
     uint32_t max_queue_items; /* 0: 64 */
     uint32_t retries;         /* of a write that failed with an error that may pass; 0: 3 */
     uint32_t retry_ms;        /* before the first retry, doubled each time; 0: 50 */

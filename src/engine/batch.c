@@ -222,7 +222,7 @@ static kvs_status run_step(kvs_batch *b, const kvs_batch_step *e, kvs_err *err)
         kvs_session *s = e->sessions[r];
         uint32_t n = tokens_of(e, r);
         kvs__persist_before(s->persist, n);
-        kvs_status st = kvs_cache_reserve(s->cache, KVS_ALL_LAYERS, n, err);
+        kvs_status st = kvs__session_reserve(s, n, err);
         if (st != KVS_OK) {
             return row_failed(st, r, err);
         }

@@ -7,8 +7,11 @@
  * removed when a longer one is durable; ends of prompts stay, because they are asked for again
  * exactly. All share their blocks.
  *
- * I1  on_disk tokens of those held are in an entry that is durable or queued, or could not be saved.
- * I2  What the writing thread touches (struct written) is under its lock. */
+ * I1  on_disk tokens of those held are in an entry that is durable or queued, or could not be saved. A
+ *     queue that is full is no such failure: the next occasion tries again, the last one waits.
+ * I2  What the writing thread touches (struct written) is under its lock.
+ * I3  From before a save is queued until it is durable or given up, the entries of a prefix cache that
+ *     it covers are not evicted for others (store/prefix_wait.h). */
 #include "engine/persist.h"
 
 #include <pthread.h>
@@ -18,6 +21,7 @@
 #include <time.h>
 
 #include "engine/identity.h"
+#include "engine/share.h"
 #include "engine/weights.h"
 #include "store/history.h"
 
@@ -33,6 +37,7 @@
 
 typedef struct written {
     pthread_mutex_t lock;
+    pthread_cond_t ended; /* a save */
     uint32_t under_way;
     uint32_t lineage;
     kvs_entry passing; /* durable, on the way: to be removed once a longer one is */
@@ -40,6 +45,7 @@ typedef struct written {
     uint64_t prompt_len;      /* a save of so many tokens stays */
     kvs_entry dead[MAX_DEAD]; /* to be removed; more than that stay as any entry */
     uint32_t n_dead;
+    bool lost;        /* the newest save of this lineage was given up */
     struct job *over; /* whose pins the session's thread is to let go */
     uint64_t saved, saved_bytes, not_saved;
     char reason[160];
@@ -55,7 +61,9 @@ struct kvs__persist {
     uint64_t max_bytes;
     size_t min_tokens;
     uint8_t identity[KVS_DIGEST_BYTES];
+    const kvs__share *share; /* of the session's prefix cache; NULL: none */
     size_t on_disk;
+    size_t tried; /* so many tokens found no room in the queue */
     bool on_way;  /* the last save was */
     bool foreign; /* the state came from a file that proves nothing: it is never saved */
     written w;
@@ -65,6 +73,7 @@ struct kvs__persist {
 typedef struct job {
     kvs__persist *p;
     kvs__saved saved;
+    kvs__share_wait wait;
     uint32_t lineage;
     bool passing;
     struct job *next; /* of those that are over */
@@ -117,9 +126,10 @@ static kvs_status open_store(kvs__persist *p, const kvs__persist_for *f, const k
                              kvs_err *err)
 {
     kvs_status st = KVS_OK;
-    if (f->store) {
-        p->store = f->store;
-        memcpy(p->identity, f->identity, sizeof p->identity);
+    const uint8_t *identity = NULL;
+    p->store = kvs__share_store(f->share, &identity);
+    if (p->store) {
+        memcpy(p->identity, identity, sizeof p->identity);
     } else {
         st = kvs__persist_open(p->ctx, o->dir, o->max_bytes, &p->store, err);
         p->own_store = st == KVS_OK;
@@ -148,14 +158,17 @@ kvs_status kvs__persist_new(const kvs__persist_for *f, const kvs_persist_opts *o
         return kvs__nomem(err, "engine", sizeof *p);
     }
     (void)pthread_mutex_init(&p->w.lock, NULL);
+    (void)pthread_cond_init(&p->w.ended, NULL);
     p->ctx = f->ctx;
     p->cache = f->cache;
+    p->share = f->share;
     p->max_bytes = o.max_bytes;
     p->min_tokens = o.min_tokens ? o.min_tokens : MIN_TOKENS;
     p->last = (kvs_reuse)KVS_REUSE_INIT;
     uint64_t notes = o.note_bytes ? o.note_bytes : NOTE_BYTES;
     st = kvs__history_new(f->ctx, f->cache, (size_t)notes, &p->history, err);
-    if (st == KVS_OK && (o.dir || f->store)) {
+    const uint8_t *identity = NULL;
+    if (st == KVS_OK && (o.dir || kvs__share_store(f->share, &identity))) {
         st = open_store(p, f, &o, err);
     }
     if (st != KVS_OK) {
@@ -179,6 +192,21 @@ static void collect(kvs__persist *p)
         kvs__free(p->ctx, j, sizeof *j);
         j = next;
     }
+}
+
+bool kvs__persist_settle(kvs__persist *p)
+{
+    if (!p) {
+        return false;
+    }
+    (void)pthread_mutex_lock(&p->w.lock);
+    bool any = p->w.under_way > 0 || p->w.over;
+    while (p->w.under_way > 0) {
+        (void)pthread_cond_wait(&p->w.ended, &p->w.lock);
+    }
+    (void)pthread_mutex_unlock(&p->w.lock);
+    collect(p);
+    return any;
 }
 
 static void bury(kvs__persist *p)
@@ -209,6 +237,7 @@ void kvs__persist_free(kvs__persist *p)
         kvs_store_close(p->store);
     }
     collect(p);
+    (void)pthread_cond_destroy(&p->w.ended);
     (void)pthread_mutex_destroy(&p->w.lock);
     kvs__free(p->ctx, p, sizeof *p);
 }
@@ -219,6 +248,7 @@ static void on_saved(void *user, kvs_status status, kvs_entry entry, const kvs_e
 {
     job *j = user;
     written *w = &j->p->w;
+    kvs__share_wait_end(&j->wait); /* before the session's thread may free it */
     (void)pthread_mutex_lock(&w->lock);
     w->under_way--;
     if (status == KVS_OK) {
@@ -234,11 +264,13 @@ static void on_saved(void *user, kvs_status status, kvs_entry entry, const kvs_e
         }
     } else {
         w->not_saved++;
+        w->lost = w->lost || j->lineage == w->lineage;
         say(w->reason, sizeof w->reason, err ? err->msg : "not saved");
     }
     kvs__saved_done(&j->saved);
     j->next = w->over;
     w->over = j;
+    (void)pthread_cond_broadcast(&w->ended);
     (void)pthread_mutex_unlock(&w->lock);
 }
 
@@ -251,11 +283,18 @@ static kvs_status not_saved(kvs__persist *p, kvs_status st, const kvs_err *err)
     return st;
 }
 
-static kvs_status put(kvs__persist *p, job *j, const int32_t *tokens, size_t n, kvs_err *err)
+/* How save is called. */
+enum {
+    PASSING = 1, /* on the way */
+    LAST = 2     /* waits for room in the queue */
+};
+
+static kvs_status put(kvs__persist *p, job *j, const int32_t *tokens, size_t n, uint32_t flags,
+                      kvs_err *err)
 {
     kvs_store_key key = {p->identity, "", 0, tokens, n};
     kvs_store_put_opts o = KVS_STORE_PUT_OPTS_INIT;
-    o.flags = KVS_PUT_BORROW;
+    o.flags = KVS_PUT_BORROW | (flags & LAST ? KVS_PUT_WAIT : 0u);
     o.kind = KVS__STATE_KIND;
     o.cost = n;
     o.done = on_saved;
@@ -272,7 +311,38 @@ static kvs_status put(kvs__persist *p, job *j, const int32_t *tokens, size_t n, 
     return st;
 }
 
-static kvs_status save(kvs__persist *p, const int32_t *tokens, size_t n, bool passing, kvs_err *err)
+static bool lost(kvs__persist *p)
+{
+    (void)pthread_mutex_lock(&p->w.lock);
+    bool is = p->w.lost;
+    (void)pthread_mutex_unlock(&p->w.lock);
+    return is;
+}
+
+/* Where an earlier one was given up all that it covered waits for this one. */
+static kvs_status queue(kvs__persist *p, job *j, const int32_t *tokens, size_t n, uint32_t flags,
+                        kvs_err *err)
+{
+    (void)pthread_mutex_lock(&p->w.lock);
+    bool was_lost = p->w.lost;
+    p->w.lost = false;
+    (void)pthread_mutex_unlock(&p->w.lock);
+    kvs__share_wait_begin(p->share, tokens, n, was_lost ? 0 : p->on_disk, &j->wait);
+    kvs_status st = put(p, j, tokens, n, flags, err);
+    if (st != KVS_OK) {
+        kvs__share_wait_end(&j->wait);
+    }
+    if (st == KVS_NO) {
+        (void)pthread_mutex_lock(&p->w.lock);
+        p->w.lost = p->w.lost || was_lost;
+        say(p->w.reason, sizeof p->w.reason, "the queue to the directory is full");
+        (void)pthread_mutex_unlock(&p->w.lock);
+    }
+    return st;
+}
+
+static kvs_status save(kvs__persist *p, const int32_t *tokens, size_t n, uint32_t flags,
+                       kvs_err *err)
 {
     kvs_err own = {KVS_OK, 0, "", ""};
     err = err ? err : &own;
@@ -282,20 +352,27 @@ static kvs_status save(kvs__persist *p, const int32_t *tokens, size_t n, bool pa
         return not_saved(p, KVS_E_NOMEM, err);
     }
     bury(p);
-    *j = (job){.p = p, .saved = {.ctx = p->ctx}, .lineage = p->w.lineage, .passing = passing};
+    *j = (job){.p = p,
+               .saved = {.ctx = p->ctx},
+               .lineage = p->w.lineage,
+               .passing = (flags & PASSING) != 0};
     kvs_status st = kvs__history_copy(p->history, p->max_bytes, &j->saved, err);
     if (st == KVS_OK && j->saved.len != n) {
         st = kvs__fail(err, KVS_E_STATE, "engine", "%llu tokens in the cache, %zu in the session",
                        (unsigned long long)j->saved.len, n);
     }
-    st = st == KVS_OK ? put(p, j, tokens, n, err) : st;
+    st = st == KVS_OK ? queue(p, j, tokens, n, flags, err) : st;
     if (st != KVS_OK) {
         kvs__saved_free(&j->saved);
         kvs__free(p->ctx, j, sizeof *j);
     }
+    if (st == KVS_NO) {
+        p->tried = n;
+        return st;
+    }
     p->on_disk = n; /* a failure is not tried again at each token */
-    p->on_way = passing;
-    return st == KVS_OK || st == KVS_NO ? st : not_saved(p, st, err);
+    p->on_way = (flags & PASSING) != 0;
+    return st == KVS_OK ? st : not_saved(p, st, err);
 }
 
 static bool may_save(const kvs__persist *p, size_t n, size_t least)
@@ -343,8 +420,8 @@ void kvs__persist_after(kvs__persist *p, const int32_t *tokens, size_t n_tokens,
     kvs__history_note(p->history, 0);
     size_t step = n > 1 ? p->on_disk : n_tokens / 16;
     step = step > STEP_TOKENS ? step : STEP_TOKENS;
-    if (may_save(p, n_tokens, step) && idle(p)) {
-        (void)save(p, tokens, n_tokens, true, NULL);
+    if (may_save(p, n_tokens, step) && n_tokens >= p->tried + STEP_TOKENS && idle(p)) {
+        (void)save(p, tokens, n_tokens, PASSING, NULL);
     }
 }
 
@@ -353,10 +430,12 @@ void kvs__persist_cut(kvs__persist *p, size_t n)
     if (!p) {
         return;
     }
+    p->tried = n < p->tried ? 0 : p->tried;
     if (n < p->on_disk) {
         p->on_disk = n; /* what lies on disk goes on otherwise, its beginning is this */
         (void)pthread_mutex_lock(&p->w.lock);
         p->w.lineage++;
+        p->w.lost = false;
         p->w.passing = 0;
         (void)pthread_mutex_unlock(&p->w.lock);
     }
@@ -410,7 +489,7 @@ void kvs__persist_synced(kvs__persist *p, const int32_t *tokens, size_t n)
     p->w.passing = p->w.passing_len == n ? 0 : p->w.passing;
     (void)pthread_mutex_unlock(&p->w.lock);
     if (may_save(p, n, p->on_way ? 1 : p->min_tokens)) {
-        (void)save(p, tokens, n, false, NULL);
+        (void)save(p, tokens, n, 0, NULL);
     }
     p->on_way = false;
 }
@@ -597,9 +676,31 @@ kvs_status kvs__persist_fetch(kvs__persist *p, const int32_t *tokens, size_t n, 
 
 /* ---- questions, and what a program asks for */
 
+/* Also what could not be saved before, once more. */
+static bool worth_saving(kvs__persist *p, size_t n)
+{
+    return may_save(p, n, WORTH_TOKENS) || (may_save(p, n, 0) && lost(p));
+}
+
 kvs_status kvs__persist_save(kvs__persist *p, const int32_t *tokens, size_t n, kvs_err *err)
 {
-    return may_save(p, n, WORTH_TOKENS) ? save(p, tokens, n, false, err) : KVS_NO;
+    if (!worth_saving(p, n)) {
+        return KVS_NO;
+    }
+    kvs_status st = save(p, tokens, n, 0, err);
+    if (st == KVS_NO) {
+        (void)pthread_mutex_lock(&p->w.lock);
+        p->w.not_saved++;
+        (void)pthread_mutex_unlock(&p->w.lock);
+    }
+    return st;
+}
+
+void kvs__persist_end(kvs__persist *p, const int32_t *tokens, size_t n)
+{
+    if (worth_saving(p, n)) {
+        (void)save(p, tokens, n, LAST, NULL);
+    }
 }
 
 kvs_status kvs__persist_flush(kvs__persist *p, kvs_err *err)

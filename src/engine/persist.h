@@ -7,20 +7,20 @@
 #include "kvstate/persist.h"
 
 typedef struct kvs__persist kvs__persist;
+typedef struct kvs__share kvs__share;
 
 typedef struct kvs__persist_for {
     kvs_ctx *ctx;
     const kvs_model *model;
     kvs_cache *cache;
     uint32_t n_ctx;
-    kvs_store *store;        /* one that is shared; NULL: that of the options' directory */
-    const uint8_t *identity; /* with store: [KVS_DIGEST_BYTES] */
+    const kvs__share *share; /* its store and identity; NULL, or none: those of the options */
 } kvs__persist_for;
 kvs_status kvs__persist_open(kvs_ctx *ctx, const char *dir, uint64_t max_bytes, kvs_store **out,
                              kvs_err *err);
 kvs_status kvs__persist_new(const kvs__persist_for *f, const kvs_persist_opts *opts,
                             kvs__persist **out, kvs_err *err);
-/* Before the cache. What is queued is written. */
+/* Before the cache, perhaps after its share. What is queued is written. */
 void kvs__persist_free(kvs__persist *p);
 
 /* A prompt of n tokens is to be computed, of which `held` are there. */
@@ -49,7 +49,12 @@ void kvs__persist_foreign(kvs__persist *p);
 /* And ends. */
 void kvs__persist_synced(kvs__persist *p, const int32_t *tokens, size_t n);
 
+/* KVS_NO: nothing to do, or the queue is full and not_saved says so. */
 kvs_status kvs__persist_save(kvs__persist *p, const int32_t *tokens, size_t n, kvs_err *err);
+/* The same for the last time: waits for room in the queue. */
+void kvs__persist_end(kvs__persist *p, const int32_t *tokens, size_t n);
+/* Waits for its saves that are under way and lets go of what they pinned; false: there were none. */
+bool kvs__persist_settle(kvs__persist *p);
 kvs_status kvs__persist_flush(kvs__persist *p, kvs_err *err);
 void kvs__persist_reuse(kvs__persist *p, kvs_reuse *out);
 /* session.c */

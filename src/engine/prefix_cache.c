@@ -19,10 +19,6 @@ static kvs_status check_opts(const kvs_model *model, const kvs_prefix_cache_opts
     if (!o->plan) {
         return kvs__fail(err, KVS_E_INVAL, "engine", "a prefix cache needs the sessions' plan");
     }
-    if (o->reserved != 0) {
-        return kvs__fail(err, KVS_E_UNSUPPORTED, "engine",
-                         "kvs_prefix_cache_opts.reserved is %u, not 0", o->reserved);
-    }
     return kvs__net_check_plan(&model->net, o->plan, err);
 }
 
@@ -47,8 +43,11 @@ static kvs_status make_index(kvs_prefix_cache *c, const kvs_prefix_cache_opts *o
         st = c->blob ? st : kvs__nomem(err, "engine", c->blob_bytes);
     }
     io.policy = o->policy;
+    io.score = o->score;
+    io.user = o->score_user;
     io.max_bytes = index_limit(c, o->max_bytes);
     io.window_stride = o->window_stride;
+    io.session_ms = o->session_ms;
     st = st == KVS_OK ? kvs_prefix_new(c->ctx, like, &io, &c->index, err) : st;
     kvs__history *probe = NULL; /* refuses what can't be saved */
     st = st == KVS_OK && o->dir ? kvs__history_new(c->ctx, like, 0, &probe, err) : st;
@@ -153,6 +152,14 @@ kvs_status kvs_prefix_cache_get_stats(const kvs_prefix_cache *c, kvs_prefix_stat
     s.peak_bytes += c->blob_bytes;
     s.max_bytes += s.max_bytes ? c->blob_bytes : 0;
     return kvs__stats_write(out, &s, sizeof s);
+}
+
+kvs_status kvs_prefix_cache_get_store_stats(const kvs_prefix_cache *c, kvs_store_stats *out)
+{
+    if (!c || !out) {
+        return KVS_E_INVAL;
+    }
+    return c->store ? kvs_store_get_stats(c->store, out) : KVS_NO;
 }
 
 const kvs_pages *kvs_prefix_cache_pages(const kvs_prefix_cache *c)

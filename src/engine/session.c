@@ -60,10 +60,13 @@ static uint32_t choose_block(const kvs_session *s, uint32_t most)
 /* Its prefix cache, and the slower tier of that. */
 static kvs_status make_share(kvs_session *s, kvs_err *err)
 {
-    kvs__persist_for f = {s->ctx, s->model, s->cache, s->n_ctx, NULL, NULL};
+    const uint8_t *identity = NULL;
     kvs_status st = kvs__share_new(s->ctx, s->cache, &s->opts, s->n_ctx, &s->share, err);
-    f.store = kvs__share_store(s->share, &f.identity);
-    return st == KVS_OK && f.store ? kvs__persist_new(&f, NULL, &s->persist, err) : st;
+    if (st != KVS_OK || !kvs__share_store(s->share, &identity)) {
+        return st;
+    }
+    kvs__persist_for f = {s->ctx, s->model, s->cache, s->n_ctx, s->share};
+    return kvs__persist_new(&f, NULL, &s->persist, err);
 }
 
 static kvs_status build(kvs_session *s, const kvs_plan *plan, kvs_err *err)
@@ -145,11 +148,17 @@ kvs_status kvs_session_new(kvs_ctx *ctx, const kvs_model *model, const kvs_sessi
     return KVS_OK;
 }
 
-/* What it is about to lose goes to the cache, and to the store that others look into, too. */
-static void keep_all(kvs_session *s)
+/* What it is about to lose goes to the cache, and to the store that others look into, too. A full
+ * queue does not stop a session, but its end. */
+static void keep_all(kvs_session *s, bool last)
 {
-    if (s->share && !s->broken && s->n_unknown == 0 && s->n_tokens > 0) {
-        kvs__share_keep(s->share, s->tokens, s->n_tokens);
+    if (!s->share || s->broken || s->n_unknown > 0 || s->n_tokens == 0) {
+        return;
+    }
+    kvs__share_keep(s->share, s->tokens, s->n_tokens);
+    if (last) {
+        kvs__persist_end(s->persist, s->tokens, s->n_tokens);
+    } else {
         (void)kvs__persist_save(s->persist, s->tokens, s->n_tokens, NULL);
     }
 }
@@ -159,7 +168,7 @@ void kvs_session_free(kvs_session *s)
     if (!s) {
         return;
     }
-    keep_all(s);
+    keep_all(s, true);
     kvs__share_free(s->share);
     kvs__persist_free(s->persist);
     kvs_rows_free(s->rows);
@@ -250,12 +259,21 @@ static bool deliver(kvs_session *s, const kvs__graph_row *row, const wanted *w)
     return false;
 }
 
+kvs_status kvs__session_reserve(kvs_session *s, uint32_t n, kvs_err *err)
+{
+    kvs_status st = kvs_cache_reserve(s->cache, KVS_ALL_LAYERS, n, err);
+    if ((st == KVS_E_LIMIT || st == KVS_E_NOMEM) && kvs__persist_settle(s->persist)) {
+        st = kvs_cache_reserve(s->cache, KVS_ALL_LAYERS, n, err);
+    }
+    return st;
+}
+
 /* One block of at most s->block tokens. */
 static kvs_status run_block(kvs_session *s, const int32_t *tokens, uint32_t n, const wanted *w,
                             kvs_err *err)
 {
     kvs__persist_before(s->persist, n);
-    kvs_status st = kvs_cache_reserve(s->cache, KVS_ALL_LAYERS, n, err);
+    kvs_status st = kvs__session_reserve(s, n, err);
     if (st != KVS_OK) {
         return st;
     }
@@ -468,7 +486,7 @@ static kvs_status prepare(kvs_session *s, const int32_t *tokens, size_t n, kvs_e
         return KVS_OK;
     }
     if (keep < s->n_tokens) {
-        keep_all(s);
+        keep_all(s, false);
     }
     /* the last token is computed again where only its logits are missing */
     size_t own = can_keep(s, keep == n && n > 0 ? n - 1 : keep);
@@ -565,7 +583,7 @@ kvs_status kvs_session_load_prompt_cache(kvs_session *s, const kvs_prompt_cache 
     }
     kvs_status st = kvs__session_check(s, NULL, 0, 0, err);
     if (st == KVS_OK) {
-        keep_all(s);
+        keep_all(s, false);
     }
     st = st == KVS_OK ? cut(s, 0, err) : st;
     st = st == KVS_OK ? kvs_prompt_cache_load(file, row, s->cache, err) : st;
@@ -656,7 +674,7 @@ kvs_status kvs_session_persist(kvs_session *s, const kvs_persist_opts *opts, kvs
                          s->persist ? "the session has a store already"
                                     : "the session holds tokens: give it the store before");
     }
-    kvs__persist_for f = {s->ctx, s->model, s->cache, s->n_ctx, NULL, NULL};
+    kvs__persist_for f = {s->ctx, s->model, s->cache, s->n_ctx, NULL};
     return kvs__persist_new(&f, opts, &s->persist, err);
 }
 

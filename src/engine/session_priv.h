@@ -72,6 +72,8 @@ kvs_status kvs__session_goto(kvs_session *s, const int32_t *tokens, size_t n, kv
 /* Room for several rows of logits at once, as many as are worth it. */
 kvs_status kvs__session_grow_logits(kvs_session *s, size_t rows, kvs_err *err);
 /* Takes back what a failed step left in some layers. */
+/* Room for n more tokens; where there is none, once its saves under way have let go of theirs. */
+kvs_status kvs__session_reserve(kvs_session *s, uint32_t n, kvs_err *err);
 void kvs__session_undo(kvs_session *s);
 /* n tokens that the cache has got are the session's, with `logits` after them (NULL: none). */
 void kvs__session_took(kvs_session *s, const int32_t *tokens, size_t n, const float *logits);

@@ -9,6 +9,7 @@
 #include "engine/share.h"
 
 #include <string.h>
+#include <time.h>
 
 #include "engine/identity.h"
 #include "kvstate/recurrent.h"
@@ -25,7 +26,12 @@ struct kvs__share {
     size_t branch;    /* where it leaves what is known; 0: nowhere that matters */
     size_t published; /* of the tokens held, those given block by block */
     size_t exact;     /* all of so many have been given, with a snapshot */
+    size_t asked;     /* tokens that the lookup of this prompt has counted as used */
+    size_t counted;   /* those, and what was given since: >= asked */
     size_t lent;
+    uint64_t session; /* as the index knows it; 0: none */
+    uint32_t priority;
+    uint32_t priority_ms;
     bool foreign;
 };
 
@@ -36,9 +42,16 @@ kvs_status kvs__share_check(kvs_session_opts *o, const kvs_model *model, kvs_err
     const kvs_prefix_cache *pc = o->prefix_cache;
     uint8_t plan[KVS_PLAN_DIGEST_BYTES];
     if (!pc) {
-        return o->prefix_salt.bytes == 0
-                   ? KVS_OK
-                   : kvs__fail(err, KVS_E_INVAL, "engine", "prefix_salt without prefix_cache");
+        const char *what = o->prefix_salt.bytes > 0                      ? "salt"
+                           : o->prefix_session                           ? "session"
+                           : o->prefix_priority || o->prefix_priority_ms ? "priority"
+                                                                         : NULL;
+        return what ? kvs__fail(err, KVS_E_INVAL, "engine", "prefix_%s without prefix_cache", what)
+                    : KVS_OK;
+    }
+    if (o->prefix_priority >= KVS_RETAIN_PRIORITIES) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "prefix_priority is %u, at most %u are there",
+                         o->prefix_priority, KVS_RETAIN_PRIORITIES - 1);
     }
     if (!o->plan || pc->model != model || (o->pages && o->pages != pc->pages)) {
         return kvs__fail(err, KVS_E_INVAL, "engine", "%s",
@@ -77,6 +90,14 @@ kvs_status kvs__share_new(kvs_ctx *ctx, kvs_cache *cache, const kvs_session_opts
         kvs__free(ctx, h, sizeof *h);
         return st;
     }
+    if (o->prefix_session) { /* of another salt it is another one */
+        uint64_t apart = 0;
+        memcpy(&apart, h->identity, sizeof apart);
+        h->session = o->prefix_session ^ apart;
+        h->session += h->session == 0;
+    }
+    h->priority = o->prefix_priority;
+    h->priority_ms = o->prefix_priority_ms;
     kvs__pages_lock(pc->pages);
     pc->n_sessions++;
     kvs__pages_unlock(pc->pages);
@@ -101,6 +122,36 @@ kvs_store *kvs__share_store(const kvs__share *h, const uint8_t **identity)
     return h ? h->pc->store : NULL;
 }
 
+void kvs__share_wait_begin(const kvs__share *h, const int32_t *tokens, size_t n, size_t from,
+                           kvs__share_wait *out)
+{
+    out->pc = h && !h->foreign ? h->pc : NULL;
+    if (out->pc) {
+        kvs_prefix_key key = {h->identity, NULL, 0, tokens, n};
+        kvs__pages_lock(out->pc->pages);
+        kvs__prefix_wait_begin(out->pc->index, &key, from, &out->list);
+        kvs__pages_unlock(out->pc->pages);
+    }
+}
+
+void kvs__share_wait_end(kvs__share_wait *w)
+{
+    if (w->pc) {
+        kvs__pages_lock(w->pc->pages);
+        kvs__prefix_wait_end(w->pc->index, &w->list);
+        kvs__pages_unlock(w->pc->pages);
+        w->pc = NULL;
+    }
+}
+
+/* For what is kept for some time. */
+static uint64_t now_ms(void)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000 + (uint64_t)t.tv_nsec / 1000000;
+}
+
 /* ---- asking */
 
 /* So little in common is had by any two prompts, and computed again sooner than a snapshot is taken. */
@@ -119,17 +170,22 @@ size_t kvs__share_find(kvs__share *h, const int32_t *tokens, size_t n, size_t ow
     h->hit = (kvs_prefix_hit)KVS_PREFIX_HIT_INIT;
     h->prompt = n;
     h->branch = 0;
+    h->asked = 0;
+    h->counted = 0;
     h->lent = 0;
     if (n < 2 || own + 1 >= n) {
         return 0;
     }
     kvs__pages_lock(h->pc->pages);
+    kvs_prefix_clock(h->pc->index, now_ms());
     kvs_status st = kvs_prefix_lookup(h->pc->index, &key, own + 1, &h->lease, &h->hit, NULL);
     kvs__pages_unlock(h->pc->pages);
     h->branch = worth_snapshot(h, own) ? h->hit.n_known : 0;
     if (st != KVS_OK) { /* no memory is as good a reason as none known */
         return 0;
     }
+    h->asked = h->hit.n_tokens; /* wherever it will be taken from */
+    h->counted = h->asked;
     if (h->pc->blob && h->hit.snapshot_bytes != h->pc->blob_bytes) {
         kvs__share_release(h);
         return 0;
@@ -171,16 +227,23 @@ static void give(kvs__share *h, const int32_t *tokens, size_t n, bool whole)
 {
     kvs_prefix_key key = {h->identity, NULL, 0, tokens, n};
     kvs_prefix_publish_opts o = KVS_PREFIX_PUBLISH_OPTS_INIT;
+    size_t stored = 0;
     o.flags = whole ? 0 : KVS_PREFIX_NO_TAIL | KVS_PREFIX_MIDWAY;
+    o.n_counted = h->counted;
+    o.session = h->session;
+    o.priority = h->priority;
+    o.priority_ms = h->priority_ms;
     kvs__pages_lock(h->pc->pages);
+    kvs_prefix_clock(h->pc->index, now_ms());
     if (whole && h->pc->blob &&
         kvs_recurrent_snapshot(h->cache, (int64_t)n, h->pc->blob, h->pc->blob_bytes, NULL) ==
             KVS_OK) {
         o.snapshot = h->pc->blob;
         o.snapshot_bytes = h->pc->blob_bytes;
     }
-    (void)kvs_prefix_publish(h->pc->index, &key, h->cache, &o, NULL, NULL);
+    (void)kvs_prefix_publish(h->pc->index, &key, h->cache, &o, &stored, NULL);
     kvs__pages_unlock(h->pc->pages);
+    h->counted = stored > h->counted ? stored : h->counted;
     h->published = n;
     h->exact = whole ? n : h->exact;
 }
@@ -232,6 +295,8 @@ void kvs__share_cut(kvs__share *h, size_t n)
     if (h) {
         h->published = h->published < n ? h->published : n;
         h->exact = n == 0 || h->exact > n ? 0 : h->exact;
+        h->counted = h->counted < n ? h->counted : n;
+        h->counted = h->counted > h->asked ? h->counted : h->asked;
         h->foreign = h->foreign && n > 0;
     }
 }

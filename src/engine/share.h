@@ -4,13 +4,15 @@
  * I1  Given to the cache are tokens that the session has computed, was lent, or read from the cache's
  *     store: never those of a file, never those of an open round.
  * I2  The index is used under the lock of the pool, nothing of it is kept outside but a lease, between
- *     find and attach or release. */
+ *     find and attach or release, and what waits for the store.
+ * I3  The store is never called, nor waited for, under that lock: its threads take it. */
 #ifndef KVS_ENGINE_SHARE_H
 #define KVS_ENGINE_SHARE_H
 
 #include "engine/net.h"
 #include "kvstate/prefix_cache.h"
 #include "kvstate/session.h"
+#include "store/prefix_wait.h"
 
 struct kvs_prefix_cache {
     kvs_ctx *ctx;
@@ -37,6 +39,17 @@ kvs_status kvs__share_new(kvs_ctx *ctx, kvs_cache *cache, const kvs_session_opts
 void kvs__share_free(kvs__share *h);
 /* The slower tier and its name for the session's state; NULL: none. */
 kvs_store *kvs__share_store(const kvs__share *h, const uint8_t **identity);
+
+/* What a save that is queued covers; from any thread, also after the share's end. */
+typedef struct kvs__share_wait {
+    kvs_prefix_cache *pc; /* NULL: nothing */
+    kvs__prefix_wait list;
+} kvs__share_wait;
+/* What is in memory of the first n tokens beyond `from` stays there. h NULL is fine. */
+void kvs__share_wait_begin(const kvs__share *h, const int32_t *tokens, size_t n, size_t from,
+                           kvs__share_wait *out);
+/* It is on disk, or won't be. */
+void kvs__share_wait_end(kvs__share_wait *w);
 
 /* A prompt begins, of which `own` tokens can be had without the cache: looks for more, and for at
  * most n - 1. Returns how many, then attach or release follows; 0: none. */

@@ -27,6 +27,7 @@
 #include "base/vfs.h"
 #include "store/chain.h"
 #include "store/format.h"
+#include "store/store_vfs.h"
 
 #define KVS__SEG_TARGET  (64u << 20) /* a segment is closed when it has reached this */
 #define KVS__NO_SEG      UINT32_MAX
@@ -258,6 +259,7 @@ struct kvs__item {
     kvs__source *source; /* [n_parts], asked where data is NULL */
     void *copy;          /* of the data, or NULL where it is borrowed */
     size_t copy_bytes;
+    size_t queue_bytes; /* that wait for it, copied or borrowed */
     size_t alloc_bytes;
     kvs_put_fn done;
     void *done_user;
@@ -296,10 +298,5 @@ kvs_status kvs__scan(kvs_store *s, kvs_err *err);
 /* A whole small file into memory of the context. */
 kvs_status kvs__slurp(kvs_store *s, const char *path, uint64_t limit, uint8_t **data, size_t *bytes,
                       kvs_err *err);
-
-/* ---- kvstore.c */
-
-kvs_status kvs__store_open_vfs(kvs_ctx *ctx, kvs__vfs *v, const char *dir,
-                               const kvs_store_opts *opts, kvs_store **out, kvs_err *err);
 
 #endif

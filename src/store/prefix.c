@@ -55,6 +55,12 @@ bool kvs__prefix_evict(kvs_prefix *ix)
 
 kvs_status kvs__prefix_room(kvs_prefix *ix, size_t bytes, kvs_err *err)
 {
+    size_t spare = ix->o.max_bytes && ix->waits ? kvs__prefix_lease_spare(ix) : 0;
+    return kvs__prefix_lend(ix, bytes + spare, err);
+}
+
+kvs_status kvs__prefix_lend(kvs_prefix *ix, size_t bytes, kvs_err *err)
+{
     size_t most = ix->o.max_bytes;
     if (most == 0) {
         return KVS_OK;
@@ -62,8 +68,9 @@ kvs_status kvs__prefix_room(kvs_prefix *ix, size_t bytes, kvs_err *err)
     while (bytes > most || kvs__prefix_bytes(ix) > most - bytes) {
         if (bytes > most || !kvs__prefix_evict(ix)) {
             return kvs__fail(err, KVS_E_LIMIT, "store",
-                             "the index takes %zu bytes, %zu more would pass its limit of %zu",
-                             kvs__prefix_bytes(ix), bytes, most);
+                             "the index takes %zu bytes, %zu more would pass its limit of %zu%s",
+                             kvs__prefix_bytes(ix), bytes, most,
+                             ix->waits ? "; some wait for a slower tier" : "");
         }
     }
     return KVS_OK;
@@ -117,19 +124,20 @@ kvs_status kvs__prefix_item(kvs_prefix *ix, kvs__node *node, bool windows, size_
     }
     ix->owner[(uint32_t)id] = node;
     *(windows ? &node->windows : &node->item) = id;
-    for (uint32_t i = 0; i < node->holds + (windows ? 0 : node->n_children > 0); i++) {
+    uint32_t pins = node->holds + (node->wait != NULL) + (windows ? 0 : node->n_children > 0);
+    for (uint32_t i = 0; i < pins; i++) {
         (void)kvs_retain_pin(ix->retain, id);
     }
     kvs__prefix_count(ix);
     return KVS_OK;
 }
 
-/* The pool can't get a block: give one up, whatever it frees. */
+/* The pool can't get a block: give one up, whatever it frees; what waits only if it frees one. */
 static bool reclaim(void *user, kvs_pages *pages, size_t block_bytes)
 {
     (void)pages;
     (void)block_bytes;
-    return kvs__prefix_evict(user);
+    return kvs__prefix_evict(user) || kvs__prefix_give_up(user, true);
 }
 
 void kvs__prefix_on_evict(kvs_prefix *ix, kvs__evict_fn fn, void *user)
@@ -188,9 +196,6 @@ static kvs_status read_opts(const kvs_prefix_opts *opts, kvs_prefix_opts *o, kvs
     if (st == KVS_OK && (o->flags & ~(uint32_t)KVS_PREFIX_SNAPSHOTS)) {
         st = kvs__fail(err, KVS_E_UNSUPPORTED, "store", "kvs_prefix_opts.flags is %#x", o->flags);
     }
-    if (st == KVS_OK && o->policy == KVS_RETAIN_CUSTOM) {
-        st = kvs__fail(err, KVS_E_INVAL, "store", "the policy of an index is not CUSTOM");
-    }
     return st;
 }
 
@@ -215,6 +220,8 @@ static kvs_status fill(kvs_prefix *ix, const kvs_cache *like, kvs_err *err)
     ix->own = sizeof *ix + (ix->n_slots + 1) * sizeof *ix->slot + run_len(ix) * sizeof *ix->run;
     st = read_layers(ix, like, false, err);
     r.policy = ix->o.policy;
+    r.score = ix->o.score;
+    r.user = ix->o.user;
     st = st == KVS_OK ? kvs_retain_new(ix->ctx, &r, &ix->retain, err) : st;
     if (st == KVS_OK && ix->o.max_bytes && kvs__prefix_bytes(ix) > ix->o.max_bytes) {
         st = kvs__fail(err, KVS_E_LIMIT, "store", "max_bytes %zu does not hold the index (%zu)",
@@ -292,7 +299,7 @@ void kvs_prefix_free(kvs_prefix *ix)
     if (!ix) {
         return;
     }
-    KVS_ASSERT(ix->st.leases == 0);
+    KVS_ASSERT(ix->st.leases == 0 && !ix->waits);
     kvs_prefix_clear(ix);
     if (ix->pages) {
         kvs__pages_set_reclaim(ix->pages, NULL, NULL);
@@ -307,7 +314,10 @@ kvs_status kvs_prefix_limit(kvs_prefix *ix, size_t max_bytes)
         return KVS_E_INVAL;
     }
     ix->o.max_bytes = max_bytes;
-    kvs_status st = kvs__prefix_room(ix, 0, NULL);
+    kvs_status st = kvs__prefix_lend(ix, 0, NULL);
+    while (st != KVS_OK && kvs__prefix_give_up(ix, false)) {
+        st = kvs__prefix_lend(ix, 0, NULL);
+    }
     ix->peak = kvs__prefix_bytes(ix);
     return st == KVS_OK ? KVS_OK : KVS_NO;
 }
@@ -330,6 +340,7 @@ kvs_status kvs_prefix_get_stats(const kvs_prefix *ix, kvs_prefix_stats *out)
     s.bytes = kvs__prefix_bytes(ix);
     s.peak_bytes = ix->peak;
     s.max_bytes = ix->o.max_bytes;
+    kvs__prefix_count_waiting(ix, &s);
     return kvs__stats_write(out, &s, sizeof s);
 }
 
@@ -369,7 +380,9 @@ static bool check_node(const kvs_prefix *ix, const kvs__node *node, tally *t)
     }
     t->bytes += bytes + windows;
     t->nodes += node->parent != NULL;
-    bool pins = !node->item || item.pins == node->holds + (node->n_children > 0);
+    uint32_t calls = node->holds + (node->wait != NULL);
+    bool pins = (!node->item || item.pins == calls + (node->n_children > 0)) &&
+                (!node->windows || win.pins == calls);
     return pins && item.bytes == (node->item ? bytes : 0) && win.bytes == windows &&
            (node->windows != 0) == (windows > 0) && (node->item || !node->parent) &&
            (node->n_children == 0 || !node->parent || node->n_tokens == ix->block);
@@ -409,6 +422,9 @@ static bool check_children(const kvs_prefix *ix, const kvs__node *parent)
 bool kvs__prefix_check(const kvs_prefix *ix)
 {
     tally t = {0, 0, 0};
+    if (!kvs__prefix_check_waits(ix)) {
+        return false;
+    }
     for (uint32_t i = 0; i < ix->n_roots; i++) {
         if (!check_node(ix, ix->root[i], &t) || !check_children(ix, ix->root[i])) {
             return false;

@@ -149,7 +149,7 @@ static kvs_status reserve_path(kvs_prefix *ix, size_t n, kvs_err *err)
     while (cap < n) {
         cap *= 2;
     }
-    kvs_status st = kvs__prefix_room(ix, cap * item, err);
+    kvs_status st = kvs__prefix_lend(ix, cap * item, err);
     kvs__node **path = st == KVS_OK ? kvs__calloc(ix->ctx, cap, item) : NULL;
     if (!path) {
         return st == KVS_OK ? kvs__nomem(err, "store", cap * item) : st;
@@ -253,6 +253,11 @@ static void fill_lease(const walk *w, kvs_lease *lease)
     }
 }
 
+size_t kvs__lease_bytes(const kvs_prefix *ix, size_t n_pages)
+{
+    return sizeof(kvs_lease) + ix->n_layers * sizeof(kvs__page_list) + n_pages * sizeof(kvs__seg *);
+}
+
 static kvs_status make_lease(walk *w, kvs_lease **out, kvs_err *err)
 {
     kvs_prefix *ix = w->ix;
@@ -260,10 +265,8 @@ static kvs_status make_lease(walk *w, kvs_lease **out, kvs_err *err)
     for (uint32_t s = 0; s < ix->n_slots; s++) {
         n_pages += kvs__slot_used(&ix->slot[s], w->best) ? (size_t)blocks_of(w, s).n : 0;
     }
-    size_t bytes = sizeof(kvs_lease) + ix->n_layers * sizeof(kvs__page_list);
-    bytes += n_pages * sizeof(kvs__seg *);
-    size_t snap = w->snap ? w->snap->bytes : 0; /* may outlive its node: counted twice until then */
-    kvs_status st = kvs__prefix_room(ix, bytes + snap, err);
+    size_t bytes = kvs__lease_bytes(ix, n_pages);
+    kvs_status st = kvs__prefix_lend(ix, bytes, err);
     kvs_lease *lease = st == KVS_OK ? kvs__calloc(ix->ctx, 1, bytes) : NULL;
     if (!lease) {
         return st == KVS_OK ? kvs__nomem(err, "store", bytes) : st;
@@ -279,7 +282,7 @@ static kvs_status make_lease(walk *w, kvs_lease **out, kvs_err *err)
         lease->snap->refs++;
     }
     fill_lease(w, lease);
-    ix->own += bytes + snap;
+    ix->own += bytes;
     ix->st.leases++;
     kvs__prefix_count(ix);
     *out = lease;
@@ -323,7 +326,7 @@ static kvs_status lookup_object(kvs_prefix *ix, kvs__node *root, kvs_lease **out
         return KVS_NO;
     }
     kvs__node_hold(ix, root);
-    kvs_status st = kvs__prefix_room(ix, bytes + root->snaps->bytes, err);
+    kvs_status st = kvs__prefix_lend(ix, bytes, err);
     kvs_lease *lease = st == KVS_OK ? kvs__calloc(ix->ctx, 1, bytes) : NULL;
     kvs__node_release(ix, root);
     if (!lease) {
@@ -333,7 +336,7 @@ static kvs_status lookup_object(kvs_prefix *ix, kvs__node *root, kvs_lease **out
     lease->bytes = bytes;
     lease->snap = root->snaps;
     lease->snap->refs++;
-    ix->own += bytes + lease->snap->bytes;
+    ix->own += bytes;
     ix->st.leases++;
     kvs__prefix_count(ix);
     (void)kvs_retain_use(ix->retain, root->item, ix->block, 0);
@@ -446,7 +449,7 @@ void kvs_prefix_release(kvs_lease *lease)
     for (size_t i = 0; i < lease->n_pages; i++) {
         kvs__page_release(lease->page[i]);
     }
-    ix->own -= lease->bytes + (lease->snap ? lease->snap->bytes : 0);
+    ix->own -= lease->bytes;
     kvs__snap_unref(ix, lease->snap);
     ix->st.leases--;
     kvs__free(ix->ctx, lease, lease->bytes);

@@ -7,10 +7,11 @@
  * I2  page[s] is a block with the state of the node's tokens after those of all its parents, in slot
  *     s, with one index reference; NULL: not kept. Nodes never change but that a NULL gets a block,
  *     a window block goes, a snapshot comes.
- * I3  Only a node with `block` tokens has children. A node with children, or that a call holds, is
- *     pinned in `retain`; so leaves go first and a parent is never missing.
+ * I3  Only a node with `block` tokens has children. A node with children, that a call holds, or that
+ *     waits (prefix_wait.c), is pinned in `retain`; so leaves go first and a parent is never missing.
  * I4  bytes = own + kvs_retain_stats.bytes, <= max_bytes: `item` of a node counts its memory, its
- *     snapshots and the blocks of slots without a window (and of sinks), `windows` the other blocks.
+ *     snapshots and the blocks of slots without a window (and of sinks), `windows` the other blocks;
+ *     `own` the index's tables, leases, and snapshots that leases alone still have.
  *
  * How state goes to a slower tier and back: kvs__lease_page gives the blocks of a hit, to be read
  * with kvs__page_get_raw; on the way back kvs__page_fresh and kvs__page_set_raw make blocks,
@@ -22,6 +23,7 @@
 #include "kvstate/prefix.h"
 #include "state/pages_priv.h"
 #include "store/idmap.h"
+#include "store/prefix_wait.h"
 
 typedef struct kvs__slot {
     kvs__fmt fmt;
@@ -38,6 +40,7 @@ typedef struct kvs__snap {
     struct kvs__snap *next;
     uint32_t at;   /* tokens of the node before it */
     uint32_t refs; /* the node's and those of leases */
+    bool apart;    /* of no node any more: counted in `own` */
     size_t bytes;  /* of the whole allocation */
     size_t n;      /* behind this struct */
 } kvs__snap;
@@ -57,7 +60,10 @@ typedef struct kvs__node {
     uint32_t holds; /* of calls under way */
     uint32_t depth; /* blocks before it */
     uint32_t n_tokens;
-    size_t bytes;                /* of the allocation */
+    size_t bytes;           /* of the allocation */
+    kvs__prefix_wait *wait; /* the list that it is in; NULL: it waits for nothing */
+    struct kvs__node *wait_prev;
+    struct kvs__node *wait_next;
     uint8_t key[KVS__SHA_BYTES]; /* roots: identity and namespace */
     kvs__seg **page;             /* [n_slots] */
     int32_t *ids;                /* [block] */
@@ -91,6 +97,8 @@ struct kvs_prefix {
     bool closed; /* while it is being freed */
     kvs__evict_fn on_evict;
     void *evict_user;
+    kvs__prefix_wait *waits; /* the one that began first */
+    kvs__prefix_wait *waits_last;
     kvs_prefix_stats st;
 };
 
@@ -111,6 +119,8 @@ int kvs__ids_compare(const int32_t *a, uint32_t na, const int32_t *b, uint32_t n
 /* The two siblings beside n ids (that order before or equal, and after); NULL: none. */
 void kvs__node_near(const kvs__node *parent, const int32_t *ids, uint32_t n, kvs__node *near[2],
                     uint32_t lcp[2]);
+/* The child that holds these tokens, whole or as its beginning; NULL: none. */
+kvs__node *kvs__node_child_with(const kvs__node *parent, const int32_t *ids, uint32_t n);
 void kvs__node_link(kvs_prefix *ix, kvs__node *parent, kvs__node *node);
 void kvs__node_unlink(kvs_prefix *ix, kvs__node *node);
 kvs__node *kvs__root_find(const kvs_prefix *ix, const uint8_t key[KVS__SHA_BYTES]);
@@ -125,13 +135,27 @@ void kvs__node_release(kvs_prefix *ix, kvs__node *node);
 /* With everything below it. */
 void kvs__node_drop_tree(kvs_prefix *ix, kvs__node *node);
 void kvs__node_drop(kvs_prefix *ix, kvs__node *node, uint32_t how); /* a leaf that nobody holds */
-void kvs__snap_unref(kvs_prefix *ix, kvs__snap *snap);
+void kvs__snap_unref(kvs_prefix *ix, kvs__snap *snap);              /* of a lease; NULL is fine */
+void kvs__snap_leave(kvs_prefix *ix, kvs__snap *snap);              /* of its node */
+
+/* -- prefix_wait.c */
+
+void kvs__node_leave_wait(kvs_prefix *ix, kvs__node *node);
+/* Drops a node that waits; blocks: one that frees a block of the pool. false: there is none. */
+bool kvs__prefix_give_up(kvs_prefix *ix, bool blocks);
+/* What a lookup that finds the longest of what waits takes. */
+size_t kvs__prefix_lease_spare(const kvs_prefix *ix);
+void kvs__prefix_count_waiting(const kvs_prefix *ix, kvs_prefix_stats *out);
+bool kvs__prefix_check_waits(const kvs_prefix *ix);
 
 /* -- prefix.c */
 
 size_t kvs__prefix_bytes(const kvs_prefix *ix);
-/* KVS_OK: so many bytes may be taken now. KVS_E_LIMIT: not even with all evicted that may be. */
+/* KVS_OK: so many bytes may be taken now, and what waits can be lent all the same. KVS_E_LIMIT: not
+ * even with all evicted that may be. */
 kvs_status kvs__prefix_room(kvs_prefix *ix, size_t bytes, kvs_err *err);
+/* The same for a lookup. */
+kvs_status kvs__prefix_lend(kvs_prefix *ix, size_t bytes, kvs_err *err);
 void kvs__prefix_count(kvs_prefix *ix); /* the peak, after something was taken */
 bool kvs__prefix_evict(kvs_prefix *ix); /* one item; false: none may go */
 kvs_status kvs__prefix_item(kvs_prefix *ix, kvs__node *node, bool windows, size_t bytes,
@@ -146,6 +170,8 @@ static inline bool kvs__slot_used(const kvs__slot *s, uint64_t n_tokens)
     return s->early == (s->dense_until > 0 && n_tokens <= s->dense_until);
 }
 
+/* Of a lease on so many blocks. */
+size_t kvs__lease_bytes(const kvs_prefix *ix, size_t n_pages);
 /* The block of a layer that holds position block * tokens of a block; NULL: not part of it. */
 const kvs__seg *kvs__lease_page(const kvs_lease *lease, uint32_t layer, uint64_t block);
 

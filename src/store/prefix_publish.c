@@ -181,7 +181,7 @@ static void supersede(kvs_prefix *ix, kvs__node *node)
         kvs__node_near(parent, node->ids, n, near, same);
         kvs__node *old = near[0];
         if (old && old->n_tokens == n && same[0] == n && !old->snaps && old->holds == 0 &&
-            covers(ix, node, old)) {
+            !old->wait && covers(ix, node, old)) {
             kvs__node_drop(ix, old, KVS_RETAIN_FORGOTTEN);
         }
     }
@@ -240,26 +240,12 @@ static kvs_status add_node(publication *p, uint32_t block, const int32_t *ids, u
     return KVS_OK;
 }
 
-/* The child that holds these tokens, whole or as its beginning. */
-static kvs__node *child_with(const kvs__node *parent, const int32_t *ids, uint32_t n)
-{
-    kvs__node *near[2];
-    uint32_t same[2];
-    kvs__node_near(parent, ids, n, near, same);
-    for (int i = 0; i < 2; i++) {
-        if (near[i] && same[i] == n) {
-            return near[i];
-        }
-    }
-    return NULL;
-}
-
 /* Tokens get a leaf of their own beside a longer node that begins with them where layers have a
  * window, or with a snapshot that hits need: of many siblings that begin alike a lookup sees two, and
  * leaves by their tokens. */
 static kvs__node *child_for(const publication *p, uint32_t block, const int32_t *ids, uint32_t n)
 {
-    kvs__node *node = child_with(p->at, ids, n);
+    kvs__node *node = kvs__node_child_with(p->at, ids, n);
     if (!node || node->n_tokens == n) {
         return node;
     }
@@ -296,6 +282,7 @@ static kvs_status put_snapshot(const publication *p, uint32_t at, kvs_err *err)
     }
     snap->at = at;
     snap->refs = 1;
+    snap->apart = false;
     snap->bytes = bytes;
     snap->n = p->o->snapshot_bytes;
     memcpy(snap + 1, p->o->snapshot, p->o->snapshot_bytes);
@@ -306,7 +293,7 @@ static kvs_status put_snapshot(const publication *p, uint32_t at, kvs_err *err)
             *old = gone->next;
             (void)kvs_retain_get_info(ix->retain, node->item, &info);
             (void)kvs_retain_resize(ix->retain, node->item, info.bytes - gone->bytes);
-            kvs__snap_unref(ix, gone);
+            kvs__snap_leave(ix, gone);
             break;
         }
     }
@@ -325,6 +312,25 @@ static kvs__node *of_session(const kvs_prefix *ix, uint64_t session)
         }
     }
     return NULL;
+}
+
+/* Of an entry that ends with this node: its last block, and the windows that resuming there needs. */
+static void set_priority(kvs_prefix *ix, const kvs__node *node, uint32_t priority, uint64_t until)
+{
+    uint64_t end = (uint64_t)node->depth * ix->block + node->n_tokens;
+    uint64_t window = 0;
+    for (uint32_t s = 0; s < ix->n_slots; s++) {
+        window = ix->slot[s].window > window ? ix->slot[s].window : window;
+    }
+    (void)kvs_retain_set_priority(ix->retain, node->item, priority, until);
+    for (const kvs__node *at = node; at->parent; at = at->parent) {
+        if (at->windows) {
+            (void)kvs_retain_set_priority(ix->retain, at->windows, priority, until);
+        }
+        if (end - (uint64_t)at->depth * ix->block >= window) {
+            break;
+        }
+    }
 }
 
 static kvs_status put_session(const publication *p, kvs_err *err)
@@ -346,7 +352,7 @@ static kvs_status put_session(const publication *p, kvs_err *err)
         ix->own += (ix->sessions.cap - before) * sizeof(kvs__idmap_slot);
         if (old) {
             kvs__idmap_remove(&ix->sessions, session, (uint32_t)old->item);
-            (void)kvs_retain_set_priority(ix->retain, old->item, 0, 0);
+            set_priority(ix, old, 0, 0);
             old->session = 0;
         }
         if (node->session) {
@@ -357,8 +363,8 @@ static kvs_status put_session(const publication *p, kvs_err *err)
         priority = priority > 0 ? priority : 1;
     }
     if (priority > 0) {
-        uint64_t until = ix->o.session_ms && session ? ix->now + ix->o.session_ms : 0;
-        (void)kvs_retain_set_priority(ix->retain, node->item, priority, until);
+        uint32_t ms = p->o->priority_ms ? p->o->priority_ms : (session ? ix->o.session_ms : 0);
+        set_priority(ix, node, priority, ms ? ix->now + ms : 0);
     }
     kvs__prefix_count(ix);
     return KVS_OK;
@@ -468,15 +474,22 @@ static kvs_status put_blocks(publication *p, size_t n_ids, size_t *done, kvs_err
     return KVS_OK;
 }
 
-/* From the last one up, so that the first is the newest; those that are new count as used. */
+/* From the last one up, so that the first is the newest. Those that are new count as used; those that
+ * this request has used before are renewed, at its end alone: until then what hangs below keeps them. */
 static void use_known(publication *p)
 {
+    kvs_retain *retain = p->ix->retain;
     uint32_t skip = p->n_new;
     for (kvs__node *at = p->at; at->parent; at = at->parent) {
+        bool counted = (uint64_t)at->depth * p->ix->block < p->o->n_counted;
         if (skip > 0) {
             skip--;
+        } else if (!counted) {
+            (void)kvs_retain_use(retain, at->item, p->ix->block, hint_of(p, at->n_tokens));
+        } else if (p->o->flags & KVS_PREFIX_MIDWAY) {
+            return;
         } else {
-            (void)kvs_retain_use(p->ix->retain, at->item, p->ix->block, hint_of(p, at->n_tokens));
+            (void)kvs_retain_renew(retain, at->item);
         }
     }
 }
@@ -503,6 +516,7 @@ static kvs_status publish(publication *p, kvs__node *root, size_t *n_stored, kvs
         *n_stored = done;
     }
     ix->st.refused += st != KVS_OK;
+    ix->st.refused_waiting += st == KVS_E_LIMIT && ix->waits != NULL;
     return st == KVS_E_LIMIT ? KVS_NO : st;
 }
 
@@ -511,16 +525,17 @@ kvs_status kvs_prefix_publish(kvs_prefix *ix, const kvs_prefix_key *key, const k
 {
     kvs_prefix_publish_opts o = KVS_PREFIX_PUBLISH_OPTS_INIT;
     uint8_t name[KVS__SHA_BYTES];
-    if (n_stored) {
-        *n_stored = 0;
-    }
     kvs_status st = ix ? kvs__prefix_check_key(key, err)
                        : kvs__fail(err, KVS_E_INVAL, "store", "index is NULL");
     if (st == KVS_OK && opts) {
         st = kvs__opts_read(&o, sizeof o, opts, "kvs_prefix_publish_opts", err);
     }
+    if (n_stored) { /* not earlier: it may be opts->n_counted */
+        *n_stored = 0;
+    }
     if (st == KVS_OK && (o.flags & ~(uint32_t)(KVS_PREFIX_NO_TAIL | KVS_PREFIX_MIDWAY) ||
-                         o.priority > 3 || (key->n_ids == 0 && (!o.snapshot || cache)))) {
+                         o.priority >= KVS_RETAIN_PRIORITIES || o.reserved ||
+                         (key->n_ids == 0 && (!o.snapshot || cache)))) {
         st = kvs__fail(err, KVS_E_INVAL, "store", "flags %#x, priority %u, %zu ids", o.flags,
                        o.priority, key->n_ids);
     }
@@ -555,11 +570,11 @@ kvs_status kvs_prefix_forget(kvs_prefix *ix, const kvs_prefix_key *key, size_t *
     kvs__node *at = kvs__root_find(ix, name);
     size_t done = 0;
     while (at && key->n_ids - done > ix->block) {
-        at = child_with(at, key->ids + done, ix->block);
+        at = kvs__node_child_with(at, key->ids + done, ix->block);
         done += ix->block;
     }
     uint32_t n = (uint32_t)(key->n_ids - done);
-    kvs__node *first = at && n > 0 ? child_with(at, key->ids + done, n) : at;
+    kvs__node *first = at && n > 0 ? kvs__node_child_with(at, key->ids + done, n) : at;
     if (!first) {
         return KVS_E_NOTFOUND;
     }
@@ -567,7 +582,7 @@ kvs_status kvs_prefix_forget(kvs_prefix *ix, const kvs_prefix_key *key, size_t *
         kvs__node_drop_tree(ix, at);
     } else {
         kvs__node_hold(ix, at); /* a root must not go while it is looked through */
-        for (kvs__node *node = first; node; node = child_with(at, key->ids + done, n)) {
+        for (kvs__node *node = first; node; node = kvs__node_child_with(at, key->ids + done, n)) {
             kvs__node_drop_tree(ix, node);
         }
         kvs__node_release(ix, at);

@@ -42,6 +42,19 @@ void kvs__node_near(const kvs__node *parent, const int32_t *ids, uint32_t n, kvs
     }
 }
 
+kvs__node *kvs__node_child_with(const kvs__node *parent, const int32_t *ids, uint32_t n)
+{
+    kvs__node *near[2];
+    uint32_t same[2];
+    kvs__node_near(parent, ids, n, near, same);
+    for (int i = 0; i < 2; i++) {
+        if (near[i] && same[i] == n) {
+            return near[i];
+        }
+    }
+    return NULL;
+}
+
 /* -- the treap */
 
 static int order_of(const kvs__node *a, const kvs__node *b)
@@ -148,8 +161,16 @@ kvs__node *kvs__node_new(kvs_prefix *ix)
 void kvs__snap_unref(kvs_prefix *ix, kvs__snap *snap)
 {
     if (snap && --snap->refs == 0) {
+        ix->own -= snap->apart ? snap->bytes : 0;
         kvs__free(ix->ctx, snap, snap->bytes);
     }
+}
+
+void kvs__snap_leave(kvs_prefix *ix, kvs__snap *snap)
+{
+    snap->apart = snap->refs > 1;
+    ix->own += snap->apart ? snap->bytes : 0;
+    kvs__snap_unref(ix, snap);
 }
 
 /* -- holding and dropping */
@@ -220,7 +241,7 @@ static void drop_snaps(kvs_prefix *ix, kvs__node *node)
 {
     while (node->snaps) {
         kvs__snap *next = node->snaps->next;
-        kvs__snap_unref(ix, node->snaps);
+        kvs__snap_leave(ix, node->snaps);
         node->snaps = next;
     }
 }
@@ -230,6 +251,7 @@ void kvs__node_drop(kvs_prefix *ix, kvs__node *node, uint32_t how)
     if (node->session) {
         kvs__idmap_remove(&ix->sessions, node->session, (uint32_t)node->item);
     }
+    kvs__node_leave_wait(ix, node);
     if (node->windows) {
         (void)kvs_retain_drop(ix->retain, node->windows, how);
     }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* put.c: the front of a save: checks, copies into the queue, back-pressure, flush.
  *
- * The queue is bounded in bytes and items. What is copied is counted until it is durable or given
- * up, not until its write begins; a durable put waits in the same queue, so that the order of puts of one
+ * The queue is bounded in bytes and items. What is copied or lent is counted until it is durable or
+ * given up, not until its write begins; a durable put waits in the same queue, so that the order of puts of one
  * key is the order of the calls. */
 #include <stdio.h>
 #include <string.h>
@@ -221,7 +221,7 @@ static kvs_status hand_over(kvs_store *s, kvs__item *it, kvs_err *err)
         enqueue(s, it);
     } else {
         kvs__item_run(s, it);
-        leave_place(s, it->copy_bytes);
+        leave_place(s, it->queue_bytes);
     }
     kvs_status st = it->status;
     if (st != KVS_OK && err) {
@@ -265,16 +265,17 @@ kvs_status kvs_store_put(kvs_store *s, const kvs_store_key *key, const kvs_store
     }
     bool durable = (o.flags & KVS_PUT_DURABLE) != 0 || !s->has_writer;
     bool copies = !durable && !(o.flags & KVS_PUT_BORROW);
-    size_t copy_bytes = copies ? (size_t)head.data_bytes : 0;
-    st = take_place(s, copy_bytes, durable || (o.flags & KVS_PUT_WAIT));
+    size_t queue_bytes = durable ? 0 : (size_t)head.data_bytes;
+    st = take_place(s, queue_bytes, durable || (o.flags & KVS_PUT_WAIT));
     if (st != KVS_OK) {
         return st;
     }
     kvs__item *it = new_item(s, &head, copies, err);
     if (!it) {
-        leave_place(s, copy_bytes);
+        leave_place(s, queue_bytes);
         return KVS_E_NOMEM;
     }
+    it->queue_bytes = queue_bytes;
     fill_item(it, key, parts);
     it->waits = durable;
     it->done = o.done;

@@ -402,6 +402,29 @@ kvs_status kvs_retain_use(kvs_retain *r, kvs_retain_id id, uint64_t cost, uint32
     return KVS_OK;
 }
 
+kvs_status kvs_retain_renew(kvs_retain *r, kvs_retain_id id)
+{
+    kvs__item *x = of_id(r, id);
+    if (!x) {
+        return KVS_E_NOTFOUND;
+    }
+    uint32_t i = number(r, x);
+    if (x->pins == 0) {
+        unlink_item(r, i);
+    }
+    r->tick++;
+    if (r->density) {
+        kvs__density_renew(r, i);
+    } else {
+        x->last_use = r->tick;
+        rate(r, x);
+    }
+    if (x->pins == 0) {
+        link_item(r, i);
+    }
+    return KVS_OK;
+}
+
 kvs_status kvs_retain_resize(kvs_retain *r, kvs_retain_id id, uint64_t bytes)
 {
     kvs__item *x = of_id(r, id);

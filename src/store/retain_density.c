@@ -418,6 +418,21 @@ void kvs__density_use(kvs_retain *r, uint32_t i, bool known)
     keep_time(r);
 }
 
+void kvs__density_renew(kvs_retain *r, uint32_t i)
+{
+    struct kvs__density *d = r->density;
+    kvs__item *x = &r->item[i];
+    for (uint32_t b = 1; b <= x->bucket; b++) { /* it will reach them again */
+        double *n = &d->at_risk[x->class][b];
+        *n = *n > 1.0 ? *n - 1.0 : 0.0;
+    }
+    take_out(r, &d->all[x->class][x->bucket], i, false);
+    x->bucket = 0;
+    x->last_use = r->tick;
+    append(r, &d->all[x->class][0], i, false);
+    keep_time(r);
+}
+
 void kvs__density_forget(kvs_retain *r, uint32_t i)
 {
     take_out(r, &r->density->all[r->item[i].class][r->item[i].bucket], i, false);

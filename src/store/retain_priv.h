@@ -94,6 +94,8 @@ size_t kvs__density_bytes(void);
 /* A use: counts what its age was (known: it was there or a ghost), then starts anew. The item is in
  * no evict list. */
 void kvs__density_use(kvs_retain *r, uint32_t i, bool known);
+/* The same use goes on: its age starts anew, nothing is counted. The item is in no evict list. */
+void kvs__density_renew(kvs_retain *r, uint32_t i);
 void kvs__density_link(kvs_retain *r, uint32_t i); /* may be evicted */
 void kvs__density_unlink(kvs_retain *r, uint32_t i);
 void kvs__density_forget(kvs_retain *r, uint32_t i); /* is no ghost any more */

@@ -565,7 +565,7 @@ void *kvs__writer_main(void *store)
         s->put_tail = it->next ? s->put_tail : NULL;
         s->writing = true;
         (void)pthread_mutex_unlock(&s->lock);
-        size_t bytes = it->copy_bytes;
+        size_t bytes = it->queue_bytes;
         bool waits = it->waits;
         kvs__item_run(s, it);
         if (!waits) {

@@ -262,6 +262,9 @@ static kvs_status fill_parts(const copier *c, kvs__saved *out, size_t table, kvs
             p->data = out->data + r->at;
             continue;
         }
+        if (KVS_NEVER(!out->pins)) {
+            return kvs__fail(err, KVS_E_INTERNAL, "store", "more pins than were counted");
+        }
         pin *x = &out->pins[out->n_pins];
         kvs__layer *l = c->h->layer[r->layer].l;
         st = kvs__store_pin(c->h->ctx, &x->store, kvs__layer_dense(l) ? &l->early : &l->main, err);

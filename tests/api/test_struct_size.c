@@ -229,10 +229,16 @@ static const kvs_store_put_opts put_opts = {
 static const kvs_store_query query = {sizeof(kvs_store_query), KVS_FIND_OVERLAP, 0, 1, 2};
 static const kvs_identity_desc identity_desc = {
     sizeof(kvs_identity_desc), {"m", 1}, {"p", 1}, {"r", 1}, {"a", 1}, {"i", 1}, {"s", 1}};
-static const kvs_prefix_opts prefix_opts = {
-    sizeof(kvs_prefix_opts), KVS_PREFIX_SNAPSHOTS, KVS_RETAIN_LRU, (size_t)1 << 40, 64, 9};
+static const kvs_prefix_opts prefix_opts = {sizeof(kvs_prefix_opts),
+                                            KVS_PREFIX_SNAPSHOTS,
+                                            KVS_RETAIN_LRU,
+                                            (size_t)1 << 40,
+                                            64,
+                                            9,
+                                            NULL,
+                                            NULL};
 static const kvs_prefix_publish_opts publish_opts = {
-    sizeof(kvs_prefix_publish_opts), KVS_PREFIX_MIDWAY, 1, 7, ids, sizeof ids};
+    sizeof(kvs_prefix_publish_opts), KVS_PREFIX_MIDWAY, 1, 7, ids, sizeof ids, 4, 5, 0};
 static const kvs_retain_opts retain_opts = {
     sizeof(kvs_retain_opts), KVS_RETAIN_COST, 10, 1000, NULL, NULL};
 static const kvs_retain_item retain_item = {sizeof(kvs_retain_item), 77, 8, 2, 1, 2, 3, 0, 9};

@@ -16,6 +16,7 @@
 #define MAX_IDS   72u
 #define MAX_KNOWN 400u
 #define N_LEASES  3u
+#define N_WAITS   3u
 #define MAX_BLOCK 4u
 
 typedef struct text {
@@ -37,6 +38,15 @@ typedef struct held {
     uint32_t ns;
 } held;
 
+/* What waits for a slower tier. */
+typedef struct waiting {
+    kvs__prefix_wait wait;
+    text t;
+    uint32_t ns;
+    bool sure;         /* all of it can be resumed from while it waits */
+    uint64_t given_up; /* count when it began */
+} waiting;
+
 typedef struct world {
     const uint8_t *p;
     size_t left;
@@ -57,6 +67,7 @@ typedef struct world {
     published *known; /* [MAX_KNOWN] */
     uint32_t n_known;
     held lease[N_LEASES];
+    waiting waits[N_WAITS];
     prefixops_stats *st;
 } world;
 
@@ -195,6 +206,9 @@ static int close_world(world *w)
 {
     for (uint32_t i = 0; i < N_LEASES; i++) {
         kvs_prefix_release(w->lease[i].lease);
+    }
+    for (uint32_t i = 0; i < N_WAITS; i++) {
+        kvs__prefix_wait_end(w->ix, &w->waits[i].wait);
     }
     kvs_prefix_free(w->ix);
     kvs_pages_free(w->pages);
@@ -539,6 +553,13 @@ static void forget_known(world *w, const text *t, uint32_t n, uint32_t ns)
     w->n_known = to;
 }
 
+static void unsure(world *w)
+{
+    for (uint32_t i = 0; i < N_WAITS; i++) {
+        w->waits[i].sure = false;
+    }
+}
+
 static int forget(world *w)
 {
     text t;
@@ -549,6 +570,7 @@ static int forget(world *w)
     kvs_status st = kvs_prefix_forget(w->ix, &key, NULL);
     if (st == KVS_OK) {
         forget_known(w, &t, n, ns);
+        unsure(w);
         w->bounded = true; /* the block that holds the last ids held others too */
         kvs_prefix_hit hit = KVS_PREFIX_HIT_INIT;
         kvs_lease *lease = NULL;
@@ -562,6 +584,47 @@ static int forget(world *w)
         }
     }
     return 0;
+}
+
+/* Tokens that a prompt which goes on after the text is resumed from; MAX_IDS + 1: it can't be told. */
+static uint32_t resumed(world *w, const text *t, uint32_t ns)
+{
+    text longer = *t;
+    kvs_prefix_hit hit = KVS_PREFIX_HIT_INIT;
+    kvs_lease *lease = NULL;
+    longer.ids[longer.n++] = 9;
+    kvs_prefix_key key = key_of(&longer, longer.n, ns);
+    kvs_status st = kvs_prefix_lookup(w->ix, &key, 0, &lease, &hit, NULL);
+    kvs_prefix_release(lease);
+    return st == KVS_OK || st == KVS_NO ? (uint32_t)hit.n_tokens : MAX_IDS + 1;
+}
+
+/* A text begins to wait, or has waited: then it is all there, whatever was evicted meanwhile. */
+static int wait(world *w)
+{
+    kvs_prefix_stats st = KVS_PREFIX_STATS_INIT;
+    waiting *x = &w->waits[below(w, N_WAITS)];
+    int bad = 0;
+    (void)kvs_prefix_get_stats(w->ix, &st);
+    if (x->wait.begun) {
+        bool sure = x->sure && x->given_up == st.evicted_waiting;
+        uint32_t n = sure ? resumed(w, &x->t, x->ns) : x->t.n;
+        bad = n < x->t.n ? differs("gone while it waited", n, x->t.n) : 0;
+        w->st->stayed += sure && n == x->t.n;
+        kvs__prefix_wait_end(w->ix, &x->wait);
+        unsure(w); /* of another one some may have waited in this */
+        w->st->waits++;
+    } else if (w->n_known > 0) {
+        const published *k = &w->known[below(w, w->n_known < 255 ? w->n_known : 255)];
+        x->t = k->t;
+        x->ns = k->ns;
+        x->given_up = st.evicted_waiting;
+        kvs_prefix_key key = key_of(&x->t, x->t.n, x->ns);
+        uint32_t from = byte(w) % 4 == 0 ? below(w, x->t.n) : 0;
+        kvs__prefix_wait_begin(w->ix, &key, from, &x->wait);
+        x->sure = from == 0 && x->t.n < MAX_IDS && resumed(w, &x->t, x->ns) == x->t.n;
+    }
+    return bad;
 }
 
 static int object(world *w)
@@ -627,7 +690,7 @@ static int open_round(world *w)
 
 static int one_op(world *w)
 {
-    uint32_t op = below(w, 32);
+    uint32_t op = below(w, 36);
     bool fails = byte(w) % 16 == 1;
     if (fails) {
         w->mem.fail_at = w->mem.calls + below(w, 40);
@@ -651,8 +714,11 @@ static int one_op(world *w)
     } else if (op == 30 && byte(w) % 4 == 0) {
         kvs_prefix_clear(w->ix);
         w->n_known = 0;
+        unsure(w);
     } else if (op == 31 && w->mem.fail_at < 0) {
         bad = open_round(w);
+    } else if (op > 31) {
+        bad = wait(w);
     }
     w->mem.fail_at = -1;
     return bad || check(w);

@@ -343,9 +343,6 @@ static void test_refused(void **state)
     rig_open(&r, &kinds[0], NULL);
     assert_int_equal(kvs_prefix_cache_new(r.ctx, r.model, &o, &pc, &err), KVS_E_INVAL);
     o.plan = r.plan;
-    o.reserved = 1;
-    assert_int_equal(kvs_prefix_cache_new(r.ctx, r.model, &o, &pc, &err), KVS_E_UNSUPPORTED);
-    o.reserved = 0;
     o.max_bytes = 1;
     assert_int_equal(kvs_prefix_cache_new(r.ctx, r.model, &o, &pc, &err), KVS_E_LIMIT);
     o.max_bytes = 0;
@@ -360,6 +357,58 @@ static void test_refused(void **state)
     assert_null(pc);
     kvs_plan_free(plan);
     rig_close(&r);
+}
+
+/* The most uses of anything, as the policy is told: those of the first block. */
+static double most_uses(void *user, const kvs_retain_info *info)
+{
+    uint32_t *most = user;
+    *most = info->uses > *most ? info->uses : *most;
+    return 0;
+}
+
+/* A prompt is one use of what it begins with, whatever it computes, gives and answers after that. */
+static void test_uses_are_prompts(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < N_KINDS; i++) {
+        rig r;
+        kvs_err err = {KVS_OK, 0, "", ""};
+        int32_t t[N_CTX];
+        size_t n = N;
+        uint32_t uses = 0;
+        kvs_prefix_cache_opts o = KVS_PREFIX_CACHE_OPTS_INIT;
+        o.policy = KVS_RETAIN_CUSTOM;
+        o.score = most_uses;
+        o.score_user = &uses;
+        rig_open(&r, &kinds[i], &o);
+        kvs_session *a = session_of(&r, true, NULL);
+        (void)sync_to(a, N, N, 0);
+        assert_int_equal(uses, 1);
+        kvs_session *b = session_of(&r, true, NULL);
+        (void)sync_to(b, N, N, 0);
+        if (uses != 2) {
+            fail_msg("%s: %u uses", r.k->name, uses);
+        }
+        make_text(t, N, N, 0);
+        for (; n < N + 40; n++) { /* an answer */
+            t[n] = (int32_t)(n * 31 % N_VOCAB);
+            must(kvs_session_append(b, &t[n], 1, &err), &err);
+        }
+        assert_int_equal(uses, 2);
+        t[n++] = 7; /* the next turn, of what it holds */
+        t[n++] = 8;
+        must(kvs_session_sync(b, t, n, NULL, &err), &err);
+        must(kvs_session_append(b, t, 20, &err), &err);
+        assert_int_equal(uses, 3);
+        kvs_session_free(b);
+        assert_int_equal(uses, 3);
+        must(kvs_session_sync(a, t, n, NULL, &err), &err);
+        assert_int_equal(uses, 4);
+        kvs_session_free(a);
+        assert_int_equal(uses, 4);
+        rig_close(&r);
+    }
 }
 
 /* ---- the directory behind it */
@@ -436,7 +485,7 @@ int main(void)
         cmocka_unit_test(test_left),      cmocka_unit_test(test_cancelled),
         cmocka_unit_test(test_apart),     cmocka_unit_test(test_drafts),
         cmocka_unit_test(test_foreign),   cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_disk),
+        cmocka_unit_test(test_disk),      cmocka_unit_test(test_uses_are_prompts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

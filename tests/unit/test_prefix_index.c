@@ -11,104 +11,8 @@
 
 #include <cmocka.h>
 
-#define RIG_PAGED
-#include "store/prefix_priv.h"
-#include "support/cache_rig.h"
 #include "support/fail_alloc.h"
-
-static int32_t ids[4200];
-
-typedef struct rig {
-    kvs_ctx *ctx;
-    kvs_pages *pages;
-    kvs_prefix *ix;
-    kvs_layer_spec spec[2];
-    uint32_t n_layers;
-    uint32_t max_block;
-} rig;
-
-static kvs_cache *new_cache(rig *r)
-{
-    kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
-    kvs_cache *c = NULL;
-    o.n_layers = r->n_layers;
-    o.layers = r->spec;
-    o.pages = r->pages;
-    assert_int_equal(kvs_cache_new(r->ctx, &o, &c, NULL), KVS_OK);
-    return c;
-}
-
-static void open_rig(rig *r, uint32_t block, uint32_t window, uint32_t sinks, uint32_t max_block,
-                     const kvs_prefix_opts *opts)
-{
-    for (size_t i = 0; i < KVS_COUNT(ids); i++) {
-        ids[i] = (int32_t)(rig_mix(i) % 1000);
-    }
-    r->ctx = rig_ctx(1, 0);
-    r->pages = rig_pages(r->ctx, block, 0);
-    r->spec[0] = rig_spec(1, 16, 16, "f16", "f16");
-    r->spec[0].layout = KVS_LAYOUT_PAGED;
-    r->spec[1] = r->spec[0];
-    r->spec[1].window = window;
-    r->spec[1].sinks = sinks;
-    r->spec[1].max_block = max_block;
-    r->n_layers = window ? 2 : 1;
-    r->max_block = window ? max_block : 64;
-    kvs_cache *like = new_cache(r);
-    assert_int_equal(kvs_prefix_new(r->ctx, like, opts, &r->ix, NULL), KVS_OK);
-    kvs_cache_free(like);
-}
-
-static void close_rig(rig *r)
-{
-    assert_true(kvs__prefix_check(r->ix));
-    kvs_prefix_free(r->ix);
-    kvs_pages_free(r->pages);
-    kvs_ctx_free(r->ctx);
-}
-
-static void fill_to(rig *r, kvs_cache *c, uint32_t n)
-{
-    uint32_t have = (uint32_t)kvs_cache_length(c, 0);
-    for (uint32_t l = 0; l < r->n_layers; l++) {
-        rig_fill(c, l, n - have, r->max_block, l + 1);
-    }
-}
-
-static kvs_prefix_key key_of(size_t n)
-{
-    kvs_prefix_key k = {NULL, "t", 1, ids, n};
-    return k;
-}
-
-static void publish(rig *r, kvs_cache *c, size_t n, const kvs_prefix_publish_opts *o)
-{
-    kvs_prefix_key k = key_of(n);
-    size_t stored = 0;
-    assert_int_equal(kvs_prefix_publish(r->ix, &k, c, o, &stored, NULL), KVS_OK);
-    assert_int_equal(stored, n);
-}
-
-static size_t found(rig *r, size_t n, kvs_prefix_hit *hit)
-{
-    kvs_prefix_hit h = KVS_PREFIX_HIT_INIT;
-    kvs_lease *lease = NULL;
-    kvs_prefix_key k = key_of(n);
-    kvs_status st = kvs_prefix_lookup(r->ix, &k, 0, &lease, &h, NULL);
-    assert_int_equal(st, h.n_tokens > 0 ? KVS_OK : KVS_NO);
-    if (lease) { /* what was promised can be attached, and nothing less */
-        kvs_cache *c = new_cache(r);
-        assert_int_equal(kvs_prefix_attach(lease, c, NULL), KVS_OK);
-        assert_int_equal(kvs_cache_length(c, 0), h.n_tokens);
-        assert_int_equal(kvs_prefix_attach(lease, c, NULL), KVS_E_STATE);
-        kvs_cache_free(c);
-        kvs_prefix_release(lease);
-    }
-    if (hit) {
-        *hit = h;
-    }
-    return h.n_tokens;
-}
+#include "support/index_rig.h"
 
 /* Full layers: all but one token of the prompt, wherever it ends, whatever was published. */
 static void every_boundary(void **state)
@@ -308,6 +212,108 @@ static void errors(void **state)
     close_rig(&r);
 }
 
+/* -- uses are requests */
+
+enum { MOST_KEYS = 64 };
+typedef struct recorder {
+    uint64_t key[MOST_KEYS]; /* in the order of their coming */
+    uint32_t uses[MOST_KEYS];
+    uint64_t last_use[MOST_KEYS];
+    uint32_t n;
+    uint32_t wrong_cost;
+} recorder;
+
+/* A policy that keeps a record of what it is told. */
+static double record(void *user, const kvs_retain_info *info)
+{
+    recorder *rec = user;
+    uint32_t i = 0;
+    while (i < rec->n && rec->key[i] != info->key) {
+        i++;
+    }
+    assert_true(i < MOST_KEYS);
+    rec->n = i < rec->n ? rec->n : i + 1;
+    rec->key[i] = info->key;
+    rec->uses[i] = info->uses;
+    rec->last_use[i] = info->last_use;
+    rec->wrong_cost += info->cost != 16;
+    return 0;
+}
+
+/* One request of n tokens: a lookup, what it finds and the rest computed, given every 16 tokens. */
+static void request(rig *r, size_t n, size_t want_hit)
+{
+    kvs_prefix_key k = key_of(n);
+    kvs_prefix_hit hit = KVS_PREFIX_HIT_INIT;
+    kvs_prefix_publish_opts p = KVS_PREFIX_PUBLISH_OPTS_INIT;
+    kvs_lease *lease = NULL;
+    kvs_cache *c = new_cache(r);
+    kvs_status st = kvs_prefix_lookup(r->ix, &k, 0, &lease, &hit, NULL);
+    assert_int_equal(st, want_hit ? KVS_OK : KVS_NO);
+    assert_int_equal(hit.n_tokens, want_hit);
+    if (st == KVS_OK) {
+        assert_int_equal(kvs_prefix_attach(lease, c, NULL), KVS_OK);
+        kvs_prefix_release(lease);
+    }
+    p.n_counted = hit.n_tokens;
+    for (size_t at = hit.n_tokens; at < n;) {
+        at = at / 16 * 16 + 16 < n ? at / 16 * 16 + 16 : n;
+        fill_to(r, c, (uint32_t)at);
+        k = key_of(at);
+        p.flags = at < n ? KVS_PREFIX_MIDWAY | KVS_PREFIX_NO_TAIL : 0;
+        assert_int_equal(kvs_prefix_publish(r->ix, &k, c, &p, &p.n_counted, NULL), KVS_OK);
+        assert_int_equal(p.n_counted, at);
+    }
+    kvs_cache_free(c);
+}
+
+static void a_request_is_one_use(void **state)
+{
+    (void)state;
+    rig r;
+    recorder rec;
+    kvs_prefix_opts o = KVS_PREFIX_OPTS_INIT;
+    memset(&rec, 0, sizeof rec);
+    o.policy = KVS_RETAIN_CUSTOM;
+    o.score = record;
+    o.user = &rec;
+    open_rig(&r, 16, 0, 0, 0, &o);
+    request(&r, 70, 0); /* four blocks, then 6 tokens */
+    assert_int_equal(rec.n, 5);
+    for (uint32_t i = 0; i < rec.n; i++) {
+        assert_int_equal(rec.uses[i], 1);
+    }
+    request(&r, 100, 70); /* 64..80, 80..96 and 4 tokens more */
+    assert_int_equal(rec.n, 8);
+    for (uint32_t i = 0; i < rec.n; i++) {
+        assert_int_equal(rec.uses[i], i < 5 ? 2 : 1);
+    }
+    request(&r, 100, 99); /* the same again: all but the 6 tokens of the first */
+    for (uint32_t i = 0; i < rec.n; i++) {
+        assert_int_equal(rec.uses[i], i < 4 ? 3 : 2);
+    }
+    /* what a request came to is as new as its end, the first block the newest */
+    assert_true(rec.last_use[0] > rec.last_use[1] && rec.last_use[1] > rec.last_use[6]);
+    assert_true(rec.last_use[6] > rec.last_use[7] && rec.last_use[7] > rec.last_use[4]);
+    /* a conversation that its owner holds is not looked up: its turn is a request all the same */
+    kvs_cache *c = new_cache(&r);
+    kvs_prefix_publish_opts p = KVS_PREFIX_PUBLISH_OPTS_INIT;
+    for (size_t at = 112; at <= 144; at += 16) {
+        kvs_prefix_key k = key_of(at);
+        fill_to(&r, c, (uint32_t)at);
+        p.flags = at < 144 ? KVS_PREFIX_MIDWAY | KVS_PREFIX_NO_TAIL : 0;
+        assert_int_equal(kvs_prefix_publish(r.ix, &k, c, &p, &p.n_counted, NULL), KVS_OK);
+    }
+    for (uint32_t i = 0; i < rec.n; i++) {
+        uint32_t path = i < 4 ? 4 : (i == 5 || i == 6 ? 3 : (i > 7 ? 1 : 2));
+        assert_int_equal(rec.uses[i], path);
+    }
+    assert_int_equal(rec.n, 11); /* 96..112 and two more */
+    assert_int_equal(rec.wrong_cost, 0);
+    kvs_cache_free(c);
+    close_rig(&r);
+}
+
 /* One session's newest entry outlives newer ones of nobody, until its time is over. */
 static void sessions_are_kept(void **state)
 {
@@ -334,6 +340,43 @@ static void sessions_are_kept(void **state)
             ids[0] = first;
         }
         assert_int_equal(found(&r, 65, NULL), expired ? 0 : 64);
+        kvs_cache_free(c);
+        close_rig(&r);
+    }
+}
+
+/* With a window what resuming needs is kept, too, and only that; a priority of its own has its time. */
+static void windows_are_kept(void **state)
+{
+    (void)state;
+    for (uint64_t now = 50; now <= 250; now += 100) {
+        rig r;
+        kvs_prefix_opts o = KVS_PREFIX_OPTS_INIT;
+        kvs_prefix_publish_opts p = KVS_PREFIX_PUBLISH_OPTS_INIT;
+        o.policy = KVS_RETAIN_LRU;
+        o.session_ms = 200;
+        open_rig(&r, 16, 20, 0, 16, &o);
+        kvs_cache *c = new_cache(&r);
+        fill_to(&r, c, 40);
+        p.session = now < 100 ? 0 : 77;
+        p.priority = now < 100 ? 3 : 0;
+        p.priority_ms = now < 100 ? 100 : 0;
+        publish(&r, c, 40, &p);
+        kvs_prefix_clock(r.ix, now);
+        kvs_prefix_stats st = KVS_PREFIX_STATS_INIT;
+        const int32_t first = ids[0];
+        ids[0] = 5000;
+        publish(&r, c, 40, NULL);
+        ids[0] = first;
+        assert_int_equal(found(&r, 41, NULL), 40); /* the oldest all the same: used before others */
+        ids[0] = 5000;
+        assert_int_equal(found(&r, 41, NULL), 40);
+        ids[0] = first;
+        do { /* all that is of no priority */
+            assert_true(kvs__prefix_evict(r.ix));
+            (void)kvs_prefix_get_stats(r.ix, &st);
+        } while (st.nodes > 3);
+        assert_int_equal(found(&r, 41, NULL), now < 200 ? 40 : 0);
         kvs_cache_free(c);
         close_rig(&r);
     }
@@ -625,6 +668,7 @@ int main(void)
         cmocka_unit_test(shorter_windows_stay),     cmocka_unit_test(snapshots_are_replaced),
         cmocka_unit_test(half_a_block_of_a_window), cmocka_unit_test(budget),
         cmocka_unit_test(bytes_are_the_allocators), cmocka_unit_test(failing_allocations),
+        cmocka_unit_test(a_request_is_one_use),     cmocka_unit_test(windows_are_kept),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
