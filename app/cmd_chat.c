@@ -174,15 +174,10 @@ static int answer(chat *c, turn *t)
 static int say(chat *c, const char *text, size_t n)
 {
     turn t = {.reason = NULL};
-    for (size_t i = 0; i < n;) {
-        size_t len = utf8_length((const unsigned char *)text + i, n - i);
-        if (len == 0) {
-            return fail(EXIT_USAGE, "this is not UTF-8: byte 0x%02x at offset %zu",
-                        (unsigned char)text[i], i);
-        }
-        i += len;
+    int rc = check_utf8("the question", text, n);
+    if (rc == 0) {
+        rc = talk_ask(&c->talk, text, n, &t.asked);
     }
-    int rc = talk_ask(&c->talk, text, n, &t.asked);
     if (rc == 0) {
         rc = answer(c, &t);
     }
@@ -277,7 +272,10 @@ static int do_system(chat *c, const char *arg)
         return 0;
     }
     bool remove = strcmp(arg, "-") == 0;
-    int rc = talk_system(&c->talk, remove ? NULL : arg, strlen(arg));
+    int rc = check_utf8("the system message", arg, strlen(arg));
+    if (rc == 0) {
+        rc = talk_system(&c->talk, remove ? NULL : arg, strlen(arg));
+    }
     if (rc == 0 && c->talk.n_turns > 0) {
         note(c->s, "[the next question computes the conversation again: its beginning changed]");
     }
@@ -338,6 +336,29 @@ static int command(chat *c, const char *text)
 
 /* ---- the whole */
 
+/* One entry: a command, or something to say; // begins a line with a slash. */
+static int take(chat *c, const char *text, size_t n)
+{
+    if (n == 0) {
+        return 0;
+    }
+    bool slash = text[0] == '/';
+    if (slash && (n < 2 || text[1] != '/')) {
+        return command(c, text);
+    }
+    return say(c, text + slash, n - slash);
+}
+
+/* No more lines: as it should be, or because they can't be read. */
+static int input_ended(const chat *c)
+{
+    int error = line_error(c->input);
+    if (line_is_tty(c->input)) {
+        (void)putchar('\n');
+    }
+    return error == 0 ? 0 : fail(EXIT_INPUT, "standard input: %s", strerror(error));
+}
+
 static int loop(chat *c)
 {
     while (!c->done && interrupted() != EXIT_SIGTERM) {
@@ -351,22 +372,11 @@ static int loop(chat *c)
             }
             continue;
         }
-        if (st == LINE_END) {
-            if (line_is_tty(c->input)) {
-                (void)putchar('\n');
-            }
-            break;
-        }
-        int rc = 0;
-        if (n > 0 && text[0] == '/' && (n < 2 || text[1] != '/')) {
-            rc = command(c, text);
-        } else if (n > 0) {
-            size_t skip = n > 1 && text[0] == '/';
-            rc = say(c, text + skip, n - skip);
-        }
+        int rc = st == LINE_END ? input_ended(c) : take(c, text, n);
+        c->done = c->done || st == LINE_END;
         c->status = rc != 0 ? rc : c->status;
         if (ferror(stdout)) {
-            return EXIT_FAILED;
+            return rc != 0 ? rc : fail(EXIT_FAILED, "standard output can't be written");
         }
     }
     if (interrupted() == EXIT_SIGTERM) {
@@ -387,6 +397,9 @@ static int prepare(chat *c)
     }
     c->talk.template = c->template;
     c->talk.model = c->m.model;
+    if (rc == 0 && c->s->system) {
+        rc = check_utf8("the system message", c->s->system, strlen(c->s->system));
+    }
     if (rc == 0 && c->s->system) {
         rc = talk_system(&c->talk, c->s->system, strlen(c->s->system));
     }

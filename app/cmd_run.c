@@ -82,29 +82,16 @@ static int get_prompt(run *r, const char **text, size_t *n)
     return rc;
 }
 
-static int check_utf8(const char *text, size_t n)
-{
-    const unsigned char *p = (const unsigned char *)text;
-    for (size_t i = 0; i < n;) {
-        size_t len = utf8_length(p + i, n - i);
-        if (len == 0) {
-            return fail(EXIT_USAGE,
-                        "the prompt is not UTF-8: byte 0x%02x at offset %zu; convert it, e.g. with "
-                        "iconv -f latin1 -t utf-8",
-                        p[i], i);
-        }
-        i += len;
-    }
-    return 0;
-}
-
 static int encode_prompt(run *r)
 {
     const char *text = NULL;
     size_t n = 0;
     int rc = get_prompt(r, &text, &n);
     if (rc == 0) {
-        rc = check_utf8(text, n);
+        rc = check_utf8("the prompt", text, n);
+    }
+    if (rc == 0 && r->s->system) {
+        rc = check_utf8("the system message", r->s->system, strlen(r->s->system));
     }
     if (rc == 0 && !r->s->raw && !r->file.unknown) {
         rc = chat_open(r->s, r->m.ctx, r->m.model, false, &r->format);
@@ -201,6 +188,7 @@ static void report_json(const run *r, const kvs_session_stats *st)
     json_text(stdout, r->answer ? r->answer : "", r->n_answer);
     (void)printf(",\"finish\":\"%s\",\"prompt_tokens\":%zu,\"answer_tokens\":%zu,\"seed\":%llu",
                  r->reason ? r->reason : "", r->ids.n, r->made.n, (unsigned long long)r->m.seed);
+    (void)printf(",\"reused\":%llu", (unsigned long long)saved_reused(&r->m));
     saved_json(stdout, &r->m);
     if (r->s->prompt_cache) {
         (void)printf(",\"reused_tokens\":%zu", r->n_reused);

@@ -19,6 +19,7 @@
 
 struct line_input {
     bool tty;
+    int error;  /* errno of a read that failed */
     char *line; /* of getline */
     size_t cap;
     char *entry;
@@ -232,6 +233,11 @@ bool line_is_tty(const line_input *l)
     return l->tty;
 }
 
+int line_error(const line_input *l)
+{
+    return l->error;
+}
+
 /* A line with its newline, if it has one. */
 static line_status raw_line(line_input *l, const char *prompt, const char **text, size_t *n)
 {
@@ -249,6 +255,7 @@ static line_status raw_line(line_input *l, const char *prompt, const char **text
     errno = 0;
     ssize_t got = getline(&l->line, &l->cap, stdin);
     if (got < 0) {
+        l->error = ferror(stdin) && !interrupted() ? errno : 0;
         clearerr(stdin);
         return interrupted() ? LINE_INTERRUPTED : LINE_END;
     }

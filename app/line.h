@@ -13,6 +13,8 @@ typedef struct line_input line_input;
 int line_open(const settings *s, bool history, line_input **out);
 void line_close(line_input *l); /* NULL is fine; writes the history */
 bool line_is_tty(const line_input *l);
+/* errno where reading failed before LINE_END, else 0. */
+int line_error(const line_input *l);
 
 typedef enum line_status {
     LINE_GOT,

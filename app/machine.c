@@ -187,7 +187,9 @@ static int make_drafts(machine *m)
     o.on_token = on_token;
     o.user = m;
     kvs_status st = kvs_spec_new(m->session, &o, &m->spec, &err);
-    return st == KVS_OK ? 0 : fail_err(EXIT_USAGE, st, &err, NULL);
+    return st == KVS_OK ? 0
+                        : fail_err(EXIT_USAGE, st, &err,
+                                   st == KVS_E_UNSUPPORTED ? "--undo sets how far" : NULL);
 }
 
 kvs_spec_stats machine_drafts(const machine *m)
@@ -361,9 +363,11 @@ int machine_append(machine *m, const id_list *ids, const char **reason)
 }
 
 /* One token after another: it is the context's end, or a failure. */
-static int append_failed(kvs_status st, const kvs_err *err, const char **reason)
+static int append_failed(const machine *m, kvs_status st, const kvs_err *err, const char **reason)
 {
-    if (st == KVS_E_LIMIT) {
+    size_t n = 0;
+    (void)kvs_session_tokens(m->session, &n);
+    if (st == KVS_E_LIMIT && n == kvs_plan_n_ctx(m->plan)) {
         *reason = "context";
         return 0;
     }
@@ -383,7 +387,7 @@ static int step(machine *m, answer *a)
         return a->rc;
     }
     st = kvs_session_append(m->session, &token, 1, &err);
-    return st == KVS_OK ? 0 : append_failed(st, &err, a->reason);
+    return st == KVS_OK ? 0 : append_failed(m, st, &err, a->reason);
 }
 
 /* As many as a round of drafts yields. */
@@ -400,7 +404,7 @@ static int draft_step(machine *m, answer *a)
         *a->reason = "interrupted";
         return 0;
     }
-    return append_failed(st, &err, a->reason);
+    return append_failed(m, st, &err, a->reason);
 }
 
 int machine_answer(machine *m, emit_fn emit, void *user, id_list *made, const char **reason)

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* main.c: the kvstate program: picks the command. */
+#include <fcntl.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "commands.h"
 #include "util.h"
@@ -62,9 +64,25 @@ static int command(const command_def *c, int argc, char **argv)
     return c->fn(&s);
 }
 
+/* A standard stream that was closed is taken by something on which it fails: else the next file that
+ * is opened, e.g. of the saved state, would get its number, and with it the text. */
+static bool take_streams(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
+        if (fcntl(fd, F_GETFD) == -1 &&
+            open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd) {
+            return false;
+        }
+    }
+    return true;
+}
+
 int main(int argc, char **argv)
 {
     const char *first = argc > 1 ? argv[1] : "";
+    if (!take_streams()) {
+        return EXIT_FAILED;
+    }
     if (argc < 2) {
         (void)help(stderr);
         return EXIT_USAGE;

@@ -123,18 +123,21 @@ void saved_report(const machine *m)
     }
 }
 
+uint64_t saved_reused(const machine *m)
+{
+    kvs_reuse r = KVS_REUSE_INIT;
+    (void)kvs_session_get_reuse(m->session, &r);
+    return r.n_disk + r.n_memory + r.n_shared;
+}
+
 void saved_json(FILE *out, const machine *m)
 {
     kvs_reuse r = KVS_REUSE_INIT;
     (void)kvs_session_get_reuse(m->session, &r);
-    unsigned long long memory = r.n_memory + r.n_shared;
-    (void)fprintf(out,
-                  ",\"reused\":%llu,\"reused_from\":\"%s\",\"restore_s\":%.4f,"
-                  "\"restore_bytes\":%llu",
-                  r.n_disk + memory,
-                  r.n_disk ? "disk"
-                  : memory ? "memory"
-                           : "none",
+    (void)fprintf(out, ",\"reused_from\":\"%s\",\"restore_s\":%.4f,\"restore_bytes\":%llu",
+                  r.n_disk              ? "disk"
+                  : saved_reused(m) > 0 ? "memory"
+                                        : "none",
                   r.disk_s, (unsigned long long)r.disk_bytes);
     (void)fputs(",\"cache_reason\":", out);
     json_text(out, r.reason, strlen(r.reason));

@@ -15,7 +15,9 @@ kvs_prefix_cache *saved_prefixes(machine *m);
 void saved_open(machine *m);
 /* What the last sync took from where, for people. */
 void saved_report(const machine *m);
-/* Members of a JSON object, each with a comma in front. */
+/* How many tokens that was. */
+uint64_t saved_reused(const machine *m);
+/* Where they came from: members of a JSON object, each with a comma in front. */
 void saved_json(FILE *out, const machine *m);
 
 /* An answer under way. Its request is all that decides it beside the prompt. */

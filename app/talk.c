@@ -68,8 +68,25 @@ static int add_turn(talk *t, kvs_value *prompt)
         t->turns = p;
         t->cap_turns = cap;
     }
-    t->turns[t->n_turns++] = (talk_turn){prompt, t->ids.n, t->ids.n, t->n_messages};
+    t->turns[t->n_turns++] = (talk_turn){prompt, t->ids.n, t->ids.n, t->n_messages, false};
     return 0;
+}
+
+/* The first n of ids are as they were, what follows is not that of turns[0 .. n_turns) any more. */
+static void forget_ids(talk *t, size_t n_turns, size_t n)
+{
+    for (size_t i = 0; i < n_turns; i++) {
+        talk_turn *turn = &t->turns[i];
+        if (turn->n_ids > n) {
+            turn->n_ids = n;
+            turn->answer_gone = true;
+        }
+        if (turn->n_prompt_ids > n) {
+            turn->n_prompt_ids = n;
+            kvs_value_free(turn->prompt);
+            turn->prompt = NULL;
+        }
+    }
 }
 
 const chat_message *talk_get_system(const talk *t)
@@ -181,7 +198,7 @@ static size_t keep(const talk *t, const char *p, size_t n, size_t *from, bool *e
         }
         *from = len;
         const chat_message *answer = &t->messages[turn->n_messages - 1];
-        if (answer_at(p + *from, n - *from, answer, &len)) {
+        if (!turn->answer_gone && answer_at(p + *from, n - *from, answer, &len)) {
             *from += len;
             *exact = k == t->n_turns;
             return turn->n_ids;
@@ -252,6 +269,8 @@ int talk_ask(talk *t, const char *text, size_t n, talk_asked *out)
         if (rc != 0) {
             ids = t->ids;
             t->ids = old;
+        } else {
+            forget_ids(t, t->n_turns - 1, out->kept);
         }
     }
     if (rc != 0) {

@@ -4,7 +4,9 @@
  * I1  ids are what the model read and wrote so far; ids that it wrote are never made from text again
  *     while the template leaves the text before them as it was.
  * I2  turns[k] says where in ids the prompt and the answer of turn k end, and holds the text that
- *     prompt was made from. */
+ *     prompt was made from; both end no later than those of turn k + 1.
+ * I3  what made the ids behind the first n anew leaves no turn that takes others for its own: one
+ *     whose answer ended there holds up to n, one whose prompt did is unknown. */
 #ifndef KVS_APP_TALK_H
 #define KVS_APP_TALK_H
 
@@ -15,6 +17,7 @@ typedef struct talk_turn {
     size_t n_prompt_ids; /* ids up to the beginning of the answer */
     size_t n_ids;        /* and to its end */
     size_t n_messages;   /* the user's and the answer's included */
+    bool answer_gone;    /* ids has another form of the answer, or none */
 } talk_turn;
 
 typedef struct talk {

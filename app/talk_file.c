@@ -33,6 +33,24 @@ static void put_hash(FILE *f, const char *key, uint64_t hash)
     (void)fprintf(f, "\"%s\":\"%016" PRIx64 "\"", key, hash);
 }
 
+/* What the messages, as they are written, have ids of: a reader renders them to know the prompt. A
+ * system message that came after the prompt is none of it. */
+static const char *ids_of(const talk *t, const talk_turn *turn)
+{
+    kvs_value *now = NULL;
+    bool same = turn->prompt &&
+                chat_render(t->template, t->messages, turn->n_messages - 1, true, &now) == 0;
+    if (same) {
+        size_t n = 0;
+        size_t n_now = 0;
+        const char *p = kvs_value_text(turn->prompt, &n);
+        const char *q = kvs_value_text(now, &n_now);
+        same = n == n_now && memcmp(p, q, n) == 0;
+    }
+    kvs_value_free(now);
+    return !same ? ",\"ids_of\":\"nothing\"" : turn->answer_gone ? ",\"ids_of\":\"prompt\"" : "";
+}
+
 static void write_all(FILE *f, const talk *t)
 {
     kvs_model_info info = KVS_MODEL_INFO_INIT;
@@ -53,8 +71,9 @@ static void write_all(FILE *f, const talk *t)
     }
     (void)fputs("],\n\"turns\":[", f);
     for (size_t i = 0; i < t->n_turns; i++) {
-        (void)fprintf(f, "%s{\"messages\":%zu,\"prompt_ids\":%zu,\"ids\":%zu}", i ? "," : "",
-                      t->turns[i].n_messages, t->turns[i].n_prompt_ids, t->turns[i].n_ids);
+        const talk_turn *turn = &t->turns[i];
+        (void)fprintf(f, "%s{\"messages\":%zu,\"prompt_ids\":%zu,\"ids\":%zu%s}", i ? "," : "",
+                      turn->n_messages, turn->n_prompt_ids, turn->n_ids, ids_of(t, turn));
     }
     (void)fputs("],\n\"ids\":[", f);
     for (size_t i = 0; i < t->ids.n; i++) {
@@ -219,10 +238,11 @@ static int read_turns(talk *t, const kvs_value *list, const char *path, bool sam
         }
         ids = (size_t)e;
         talk_turn *turn = &t->turns[t->n_turns++];
-        *turn = (talk_turn){NULL, (size_t)p, (size_t)e, messages};
-        int rc = same_template
-                     ? chat_render(t->template, t->messages, messages - 1, true, &turn->prompt)
-                     : 0;
+        const kvs_value *of = kvs_value_get(v, "ids_of");
+        bool known = same_template && !same_text(of, "nothing");
+        *turn = (talk_turn){NULL, (size_t)p, (size_t)e, messages, same_text(of, "prompt")};
+        int rc =
+            known ? chat_render(t->template, t->messages, messages - 1, true, &turn->prompt) : 0;
         if (rc != 0) {
             return rc;
         }

@@ -227,6 +227,23 @@ size_t utf8_length(const unsigned char *p, size_t left)
     return cp < least[n] || cp > 0x10ffff || (cp >= 0xd800 && cp < 0xe000) ? 0 : n;
 }
 
+int check_utf8(const char *what, const char *text, size_t n)
+{
+    const unsigned char *p = (const unsigned char *)text;
+    for (size_t i = 0; i < n;) {
+        size_t len = utf8_length(p + i, n - i);
+        if (len == 0) {
+            return fail(
+                EXIT_USAGE,
+                "%s is not UTF-8: byte 0x%02x at offset %zu; convert it, e.g. with iconv -f "
+                "latin1 -t utf-8",
+                what, p[i], i);
+        }
+        i += len;
+    }
+    return 0;
+}
+
 void json_text(FILE *out, const char *text, size_t n)
 {
     (void)fputc('"', out);

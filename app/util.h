@@ -54,13 +54,15 @@ uint32_t block_of(const settings *s, const kvs_plan *plan);
 
 /* Bytes of the character at p, 0 where it is no UTF-8 (overlong and surrogate forms are none). */
 size_t utf8_length(const unsigned char *p, size_t left);
+/* 0, or EXIT_USAGE with a message that names the first byte of `what` that is none. */
+int check_utf8(const char *what, const char *text, size_t n);
 /* A JSON string in quotes; what is not UTF-8 becomes U+FFFD. */
 void json_text(FILE *out, const char *text, size_t n);
 /* "1.5 MiB". */
 const char *format_bytes(char *dst, size_t n, double bytes);
-/* Flushes stdout; EXIT_FAILED with a message where that fails. */
 /* 0, or a message: a result of long work would have nowhere to go. NULL is fine. */
 int check_writable(const char *path);
+/* Flushes stdout; EXIT_FAILED with a message where that fails. */
 int finish_stdout(int code);
 
 #endif

@@ -103,7 +103,8 @@ KVS_API kvs_status kvs_prompt_cache_load(const kvs_prompt_cache *file, uint32_t 
 /* The same for a session, whose state and tokens are given up first. Tokens come from the file; where
  * it does not tell, they stay unknown (-1 in kvs_session_tokens): kvs_session_append goes on after
  * them, kvs_session_sync can't reuse them. No logits until tokens are appended; a sync of exactly
- * the tokens held computes the last one again. KVS_E_LIMIT: more than the context. */
+ * the tokens held computes the last one again. What the file says is not proven: the session's store and
+ * prefix cache take nothing of it. KVS_E_LIMIT: more than the context. */
 KVS_API kvs_status kvs_session_load_prompt_cache(kvs_session *session, const kvs_prompt_cache *file,
                                                  uint32_t row, kvs_err *err);
 

@@ -58,7 +58,7 @@ typedef struct kvs_spec_opts {
 typedef struct kvs_spec kvs_spec;
 
 /* KVS_E_INVAL: the sampler, draft plan or vocabulary is of another model (the message names both);
- * KVS_E_RANGE: an option. */
+ * KVS_E_RANGE: an option; KVS_E_UNSUPPORTED: a recurrent layer that does not go back (undo_tokens). */
 KVS_API kvs_status kvs_spec_new(kvs_session *session, const kvs_spec_opts *opts, kvs_spec **out,
                                 kvs_err *err);
 KVS_API void kvs_spec_free(kvs_spec *spec); /* NULL is fine */

@@ -109,7 +109,7 @@ typedef struct kvs_store_policy {
 enum {
     KVS_STORE_READONLY = 1u << 0,      /* take no lock, change nothing */
     KVS_STORE_READONLY_BUSY = 1u << 1, /* read-only where another process holds the directory */
-    KVS_STORE_NO_CREATE = 1u << 2,     /* KVS_E_NOTFOUND where there is no directory */
+    KVS_STORE_NO_CREATE = 1u << 2,     /* KVS_E_NOTFOUND where there is no store */
     KVS_STORE_NO_THREADS = 1u << 3     /* every call does its own work and waits for it */
 };
 
@@ -134,7 +134,9 @@ typedef struct kvs_store_opts {
 
 /* Opens DIR (made with mode 0700), reads the headers of its files, removes temporaries, sets what
  * is damaged aside, and evicts down to max_bytes. KVS_E_STATE: another process has it open.
- * A directory that can't be read fails with KVS_E_IO; single files that can't are skipped. */
+ * A directory that can't be read fails with KVS_E_IO; single files that can't are skipped. KVS_E_IO also
+ * where DIR holds other things and others may write to it, or one is named as a file of a store: it is
+ * left as it was. */
 KVS_API kvs_status kvs_store_open(kvs_ctx *ctx, const char *dir, const kvs_store_opts *opts,
                                   kvs_store **out, kvs_err *err);
 /* Writes what is queued, then frees; NULL is fine. Entries still pinned are released. */

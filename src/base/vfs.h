@@ -22,6 +22,7 @@ typedef struct kvs__stat {
     uint32_t mode; /* permission bits */
     bool is_dir;
     bool is_file;
+    bool is_link;
 } kvs__stat;
 
 /* Called for each name but "." and ".."; false ends the listing. */

@@ -199,6 +199,7 @@ static int posix_stat(kvs__vfs *v, const char *path, kvs__stat *out)
     out->mode = (uint32_t)sb.st_mode & 07777u;
     out->is_dir = S_ISDIR(sb.st_mode);
     out->is_file = S_ISREG(sb.st_mode);
+    out->is_link = S_ISLNK(sb.st_mode);
     return 0;
 }
 

@@ -276,7 +276,7 @@ kvs_status kvs_batch_eval(kvs_batch *b, const kvs_batch_step *step, kvs_err *err
 
 const float *kvs_batch_logits(const kvs_batch *b, uint32_t row, uint32_t i)
 {
-    if (row >= b->n_rows || i >= b->first_logit[row + 1] - b->first_logit[row]) {
+    if (!b || row >= b->n_rows || i >= b->first_logit[row + 1] - b->first_logit[row]) {
         return NULL;
     }
     return b->logits + (size_t)(b->first_logit[row] + i) * n_vocab_of(b);

@@ -237,18 +237,21 @@ kvs_status kvs_model_get_info(const kvs_model *m, kvs_model_info *out)
 
 uint32_t kvs_model_window(const kvs_model *m, uint32_t layer)
 {
-    return layer < m->net.n_layers ? m->net.layers[layer].window : 0;
+    return m && layer < m->net.n_layers ? m->net.layers[layer].window : 0;
 }
 
 const kvs_tokenizer *kvs_model_tokenizer(const kvs_model *m)
 {
-    return m->tok;
+    return m ? m->tok : NULL;
 }
 
 const char *kvs_model_string(const kvs_model *m, const char *key, size_t *n_bytes)
 {
     static const char tokens[] = "tokenizer.";
     kvs__str s = {NULL, 0};
+    if (!m || !key || !n_bytes) {
+        return NULL;
+    }
     if (kvs__gguf_get_str(m->gguf, key, &s, NULL) == KVS_OK) {
         *n_bytes = s.len;
         return s.ptr;
@@ -332,7 +335,10 @@ static void put_value(char *dst, size_t n, const kvs__gguf_kv *kv)
 
 kvs_status kvs_model_get_entry(const kvs_model *m, size_t i, kvs_model_entry *out)
 {
-    const kvs__gguf_kv *kv = kvs__gguf_kv_at(m->gguf, i);
+    const kvs__gguf_kv *kv = m && out ? kvs__gguf_kv_at(m->gguf, i) : NULL;
+    if (!m || !out) {
+        return KVS_E_INVAL;
+    }
     if (!kv) {
         return KVS_NO;
     }
@@ -350,6 +356,9 @@ kvs_status kvs_model_get_entry(const kvs_model *m, size_t i, kvs_model_entry *ou
 kvs_status kvs_model_get_tensor(const kvs_model *m, size_t i, kvs_model_tensor *out)
 {
     kvs__tensor t;
+    if (!m || !out) {
+        return KVS_E_INVAL;
+    }
     if (!kvs__source_at(&m->source, i, &t)) {
         return KVS_NO;
     }

@@ -65,6 +65,7 @@ struct kvs__persist {
     size_t on_disk;
     size_t tried; /* so many tokens found no room in the queue */
     bool on_way;  /* the last save was */
+    bool foreign; /* the state came from a file that proves nothing: it is never saved */
     written w;
     kvs_reuse last;
 };
@@ -376,7 +377,8 @@ static kvs_status save(kvs__persist *p, const int32_t *tokens, size_t n, uint32_
 
 static bool may_save(const kvs__persist *p, size_t n, size_t least)
 {
-    return p && p->store && !p->read_only && n >= p->min_tokens && n >= p->on_disk + least;
+    return p && p->store && !p->read_only && !p->foreign && n >= p->min_tokens &&
+           n >= p->on_disk + least;
 }
 
 static bool idle(kvs__persist *p)
@@ -438,6 +440,7 @@ void kvs__persist_cut(kvs__persist *p, size_t n)
         (void)pthread_mutex_unlock(&p->w.lock);
     }
     if (n == 0) {
+        p->foreign = false;
         kvs__history_clear(p->history);
     } else {
         kvs__history_note(p->history, 0);
@@ -456,6 +459,13 @@ kvs_status kvs__persist_back(kvs__persist *p, size_t n, kvs_err *err)
         kvs__persist_cut(p, n);
     }
     return st;
+}
+
+void kvs__persist_foreign(kvs__persist *p)
+{
+    if (p) {
+        p->foreign = true;
+    }
 }
 
 void kvs__persist_lent(kvs__persist *p, size_t n)
@@ -648,6 +658,7 @@ kvs_status kvs__persist_fetch(kvs__persist *p, const int32_t *tokens, size_t n, 
         kvs_err err = {KVS_OK, 0, "", ""};
         (void)kvs_store_get_stats(p->store, &before);
         st = load(p, hit.entry, &c, &err);
+        p->foreign = false; /* it is another state, or none */
         if (st == KVS_OK) {
             account(p, c, t0, before.read_bytes);
             p->on_disk = hit.n_common;

@@ -43,6 +43,9 @@ kvs_status kvs__persist_fetch(kvs__persist *p, const int32_t *tokens, size_t n, 
                               size_t *got);
 /* The cache was cleared and lent n tokens that another session of this store computed. */
 void kvs__persist_lent(kvs__persist *p, size_t n);
+/* What the cache holds was read from a file that proves nothing: not to be saved, until it is
+ * cleared. */
+void kvs__persist_foreign(kvs__persist *p);
 /* And ends. */
 void kvs__persist_synced(kvs__persist *p, const int32_t *tokens, size_t n);
 

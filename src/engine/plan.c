@@ -343,22 +343,22 @@ void kvs_plan_free(kvs_plan *p)
 
 uint32_t kvs_plan_n_layers(const kvs_plan *p)
 {
-    return p->n_layers;
+    return p ? p->n_layers : 0;
 }
 
 const kvs_layer_spec *kvs_plan_layer(const kvs_plan *p, uint32_t layer)
 {
-    return layer < p->n_layers ? &p->layers[layer] : NULL;
+    return p && layer < p->n_layers ? &p->layers[layer] : NULL;
 }
 
 uint32_t kvs_plan_n_ctx(const kvs_plan *p)
 {
-    return p->n_ctx;
+    return p ? p->n_ctx : 0;
 }
 
 uint32_t kvs_plan_max_block(const kvs_plan *p)
 {
-    return p->max_block;
+    return p ? p->max_block : 0;
 }
 
 static kvs_cache_opts cache_opts(const kvs_plan *p)
@@ -373,6 +373,9 @@ static kvs_cache_opts cache_opts(const kvs_plan *p)
 kvs_status kvs_plan_bytes(const kvs_plan *p, uint64_t n_tokens, size_t *state_bytes,
                           size_t *layer_bytes, kvs_err *err)
 {
+    if (!p) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "plan is NULL");
+    }
     kvs_cache_opts o = cache_opts(p);
     return kvs_cache_plan(&o, n_tokens, state_bytes, layer_bytes, err);
 }
@@ -570,19 +573,19 @@ static void put_group(const kvs_plan *p, uint32_t first, kvs__plan_text *t)
 
 uint32_t kvs_plan_kv_block(const kvs_plan *p)
 {
-    return p->kv_block;
+    return p ? p->kv_block : 0;
 }
 
 size_t kvs_plan_line(const kvs_plan *p, uint32_t i, char *dst, size_t n)
 {
     kvs__plan_text t = {dst, n, 0};
-    uint32_t groups = n_groups(p);
+    uint32_t groups = p ? n_groups(p) : 0;
     if (n > 0) {
         dst[0] = '\0';
     }
     if (i < groups) {
         put_group(p, group_start(p, i), &t);
-    } else if (i - groups < p->notes.n) {
+    } else if (p && i - groups < p->notes.n) {
         kvs__plan_put(&t, "note: %s", p->notes.text[i - groups]);
     }
     return t.used;

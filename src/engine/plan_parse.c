@@ -215,9 +215,18 @@ static kvs_status parse_setting(const line *l, const char *word, kvs_layer_spec 
     for (size_t i = 0; i < KVS_COUNT(keys); i++) {
         size_t len = strlen(keys[i]);
         const char *value = word + len;
-        if (strncmp(word, keys[i], len) == 0 && parse_number(&value, fields[i]) && *value == '\0') {
-            return KVS_OK;
+        uint32_t x = 0;
+        if (strncmp(word, keys[i], len) != 0 || !parse_number(&value, &x) || *value != '\0') {
+            continue;
         }
+        if (*fields[i] != 0) {
+            return line_fail(l, err, "a second time:", word);
+        }
+        if (fields[i] == &s->dense_until && x > 0 && s->k.bits == 0 && s->v.bits == 0) {
+            return line_fail(l, err, "nothing is quantised, which would begin at", word);
+        }
+        *fields[i] = x;
+        return KVS_OK;
     }
     return line_fail(l, err, "no setting:", word);
 }
@@ -317,6 +326,10 @@ static kvs_status read_file(const char *path, char *text, kvs_err *err)
                          bad ? "can't be read" : "is above 1 MiB");
     }
     text[n] = '\0';
+    if (strlen(text) != n) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "%.100s: byte %zu is NUL, this is no text",
+                         path, strlen(text));
+    }
     return KVS_OK;
 }
 

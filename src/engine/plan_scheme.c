@@ -70,6 +70,9 @@ size_t kvs_plan_signature(const kvs_plan *p, char *dst, size_t n)
 {
     frame f;
     kvs__plan_text t = {dst, n, 0};
+    if (!p) {
+        return 0;
+    }
     f.n = head_text(p, f.text, sizeof f.text);
     for (uint32_t i = 0; i < kvs_plan_n_layers(p); i++) {
         kvs__plan_put(&t, "%s", f.text);
@@ -83,6 +86,9 @@ void kvs_plan_digest(const kvs_plan *p, uint8_t out[KVS_PLAN_DIGEST_BYTES])
 {
     kvs__sha256 sha;
     frame f;
+    if (!p || !out) {
+        return;
+    }
     kvs__sha256_init(&sha);
     f.n = head_text(p, f.text, sizeof f.text);
     for (uint32_t i = 0; i < kvs_plan_n_layers(p); i++) {

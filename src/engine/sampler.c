@@ -142,11 +142,14 @@ void kvs_sampler_free(kvs_sampler *s)
 
 size_t kvs_sampler_n_vocab(const kvs_sampler *s)
 {
-    return s->n_vocab;
+    return s ? s->n_vocab : 0;
 }
 
 size_t kvs_sampler_candidates(const kvs_sampler *s, const kvs_candidate **out)
 {
+    if (!s || !out) {
+        return 0;
+    }
     *out = s->cand;
     return s->n_cand;
 }

@@ -581,6 +581,7 @@ kvs_status kvs_session_load_prompt_cache(kvs_session *s, const kvs_prompt_cache 
         return st;
     }
     kvs__share_foreign(s->share);
+    kvs__persist_foreign(s->persist);
     size_t n = 0;
     st = loaded_length(s, &n, err);
     st = st == KVS_OK ? take_tokens(s, file, row, n, err) : st;
@@ -588,6 +589,9 @@ kvs_status kvs_session_load_prompt_cache(kvs_session *s, const kvs_prompt_cache 
         s->n_tokens = n;
     } else if (kvs_cache_clear(s->cache, NULL) != KVS_OK) {
         s->broken = true;
+    } else {
+        kvs__persist_cut(s->persist, 0);
+        kvs__share_cut(s->share, 0);
     }
     return st;
 }
@@ -596,7 +600,7 @@ kvs_status kvs_session_load_prompt_cache(kvs_session *s, const kvs_prompt_cache 
 
 const float *kvs_session_logits(const kvs_session *s)
 {
-    return s->has_logits ? s->logits : NULL;
+    return s && s->has_logits ? s->logits : NULL;
 }
 
 kvs_status kvs_session_sample(const kvs_session *s, kvs_sampler *sampler, int32_t *token,
@@ -619,13 +623,15 @@ kvs_status kvs_session_sample(const kvs_session *s, kvs_sampler *sampler, int32_
 
 const int32_t *kvs_session_tokens(const kvs_session *s, size_t *n)
 {
-    *n = s->n_tokens;
-    return s->tokens;
+    if (n) {
+        *n = s ? s->n_tokens : 0;
+    }
+    return s ? s->tokens : NULL;
 }
 
 const kvs_cache *kvs_session_cache(const kvs_session *s)
 {
-    return s->cache;
+    return s ? s->cache : NULL;
 }
 
 kvs_status kvs_session_get_stats(const kvs_session *s, kvs_session_stats *out)

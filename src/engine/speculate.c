@@ -56,6 +56,22 @@ static kvs_status make_sampler(kvs_spec *p, kvs_err *err)
     return KVS_OK;
 }
 
+/* A round can be taken back, one without drafts too. */
+static kvs_status check_undo(const kvs_session *s, kvs_err *err)
+{
+    for (uint32_t i = 0; i < kvs_cache_n_layers(s->cache); i++) {
+        const kvs_layer_spec *l = kvs_cache_spec(s->cache, i);
+        if (l->kind == KVS_LAYER_RECURRENT && l->recurrent->undo_tokens == 0) {
+            return kvs__fail(
+                err, KVS_E_UNSUPPORTED, "engine",
+                "layer %u of \"%.48s\" does not go back (undo_tokens is 0), as a round "
+                "of drafts must",
+                i, s->model->info.name);
+        }
+    }
+    return KVS_OK;
+}
+
 static kvs_status make_drafter(kvs_spec *p, kvs_err *err)
 {
     const kvs_session *s = p->session;
@@ -75,7 +91,7 @@ static kvs_status make_drafter(kvs_spec *p, kvs_err *err)
         st = kvs_session_new(s->ctx, m, &o, &p->drafter.session, err);
     }
     kvs_plan_free(own);
-    return st;
+    return st == KVS_OK ? check_undo(p->drafter.session, err) : st;
 }
 
 /* What a draft costs to make, in sixteenths of a step of the session's model. */
@@ -110,7 +126,8 @@ static kvs_status build(kvs_spec *p, kvs_err *err)
 {
     p->opts.max_drafts = p->opts.max_drafts ? p->opts.max_drafts : DEFAULT_DRAFTS;
     p->opts.ngram = p->opts.ngram ? p->opts.ngram : DEFAULT_NGRAM;
-    kvs_status st = make_sampler(p, err);
+    kvs_status st = check_undo(p->session, err);
+    st = st == KVS_OK ? make_sampler(p, err) : st;
     if (st == KVS_OK && p->opts.draft_model) {
         st = make_drafter(p, err);
     }

@@ -216,6 +216,9 @@ kvs_status kvs_detok_put(kvs_detok *d, int32_t id, const char **text, size_t *n_
 
 void kvs_detok_finish(kvs_detok *d, const char **text, size_t *n_bytes)
 {
+    if (!d || !text || !n_bytes) {
+        return;
+    }
     size_t n = d->n_held > 0 ? 3 : 0;
     memcpy(d->out, KVS__UTF8_REPLACEMENT, n);
     d->n_held = 0;

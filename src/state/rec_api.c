@@ -152,6 +152,9 @@ static int64_t clamp(int64_t x, int64_t lo, int64_t hi)
 
 void kvs_recurrent_pad_next(kvs_recurrent_pad *pad, uint32_t n, uint32_t *first, uint32_t *count)
 {
+    if (!pad || !first || !count) {
+        return;
+    }
     int64_t from = clamp(pad->left, 0, n);
     int64_t end = clamp(pad->length, 0, n);
     *first = (uint32_t)from;

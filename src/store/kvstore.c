@@ -52,6 +52,54 @@ static kvs_status read_opts(kvs_store *s, const kvs_store_opts *opts, kvs_err *e
     return st;
 }
 
+/* What a directory holds. */
+typedef struct content {
+    bool store;   /* entries, so it is one */
+    bool names;   /* anything that is called as what a store has */
+    bool foreign; /* anything else */
+} content;
+
+static bool note_name(void *arg, const char *name)
+{
+    static const char *const own[] = {"entries", "blocks",  "quarantine", "lock",
+                                      "uses",    "weights", "uses.tmp",   "weights.tmp"};
+    content *c = arg;
+    for (size_t i = 0; i < KVS_COUNT(own); i++) {
+        if (strcmp(name, own[i]) == 0) {
+            c->store = c->store || i == 0;
+            c->names = true;
+            return true;
+        }
+    }
+    c->foreign = true;
+    return true;
+}
+
+/* A directory that holds other things too is not ours to close to others, what is below it, which is,
+ * is closed anyway; where others may write, or a file of that name would be overwritten, it is none
+ * for a store. */
+static kvs_status check_content(kvs_store *s, uint32_t mode, kvs_err *err)
+{
+    content c = {false, false, false};
+    if (s->read_only) {
+        return KVS_OK;
+    }
+    int e = s->v->list(s->v, s->dir, note_name, &c);
+    if (e == 0 && !c.store && s->opts.flags & KVS_STORE_NO_CREATE) {
+        return kvs__fail(err, KVS_E_NOTFOUND, "store", "'%.140s' holds no saved state", s->dir);
+    }
+    if (e != 0 || !c.foreign) {
+        (void)((mode & 077u) ? s->v->chmod(s->v, s->dir, 0700) : 0);
+        return KVS_OK; /* what can't be listed the scan tells */
+    }
+    if ((mode & 022u) || (c.names && !c.store)) {
+        return kvs__fail(err, KVS_E_IO, "store",
+                         "'%.140s' holds other things%s; a store needs a directory of its own",
+                         s->dir, mode & 022u ? ", and others may write to it" : "");
+    }
+    return KVS_OK;
+}
+
 /* The directory, made if need be, and narrowed to its owner. */
 static kvs_status make_dir(kvs_store *s, const char *path, bool *made, kvs_err *err)
 {
@@ -71,7 +119,11 @@ static kvs_status make_dir(kvs_store *s, const char *path, bool *made, kvs_err *
                                "cannot open the directory '%.140s'", path);
     }
     if (!sb.is_dir) {
-        return kvs__fail(err, KVS_E_IO, "store", "'%.140s' is not a directory", path);
+        return kvs__fail(err, KVS_E_IO, "store", "'%.140s' is not a directory%s", path,
+                         sb.is_link ? " but a link, which is not followed" : "");
+    }
+    if (path == s->dir) {
+        return check_content(s, sb.mode, err);
     }
     if ((sb.mode & 077u) && !s->read_only) {
         (void)s->v->chmod(s->v, path, 0700);

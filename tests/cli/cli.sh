@@ -135,6 +135,15 @@ expect "as JSON: a full disk is seen" 1 "standard output can't be written: No sp
 { "$kvstate" run -m m.gguf -p x --ignore-eos -q 2>err; } | head -c 1 >out
 test ! -s err
 report $? "a closed pipe is no news"
+# a stream that is closed is not the next file that is opened
+env -u KVSTATE_NO_CACHE "$kvstate" run -m m.gguf -p "x $(seq -s " " 40)" -n 4 -q --cache-dir closed \
+    2>err >&-
+test $? = 1 && grep -q "standard output" err && "$kvstate" cache verify --cache-dir closed >out &&
+    test "$(tr -d 0-9 <closed/lock | wc -c)" -le 2
+report $? "closed standard output is told, and nothing of the saved state is written over"
+env -u KVSTATE_NO_CACHE "$kvstate" run -m m.gguf -n 4 -q --cache-dir closed >out 2>err <&-
+test $? = 3 && grep -q "standard input: " err
+report $? "closed standard input is told"
 
 # -- signals
 "$kvstate" run -m m.gguf -p x --ignore-eos -n -1 -c 1000000 >out 2>err &
@@ -198,10 +207,14 @@ test "$(sed 's/.*"tokens"//; s/"undo_re.*//' undo.158K)" = \
     grep -q '"undo_rewinds":[1-9][0-9]*,"undo_recomputed":[1-9]' undo.158K &&
     grep -q '"undo_rewinds":[1-9][0-9]*,"undo_recomputed":0}' undo.1M
 report $? "the same tokens whatever undo takes, and what it computes again"
+expect "drafts of a model that does not go back" 2 "does not go back.*as a round of drafts" \
+    "$kvstate" run -m hybrid.gguf -p x -n 4 --ignore-eos --draft ngram --undo 0
 printf '%s\n/clear\nno\n/clear\n%s\n' "$long" "$long" >lines.txt
-for kv in f16 paged/4:f16; do
+for kv in f16 paged/4:f16; do # alone: a disk may have it before it is asked for, or not
+    cache=--no-cache
+    test $kv = f16 || cache=--cache-dir=$dir/state
     env -u KVSTATE_NO_CACHE "$kvstate" chat -m hybrid.gguf -n 2 --seed 7 --ignore-eos --kv $kv --json -q \
-        --cache-dir "$dir/state" <lines.txt >"${kv#*/}.json" 2>err
+        "$cache" <lines.txt >"${kv#*/}.json" 2>err
 done
 tail -n 1 f16.json | grep -q '"computed":[1-9][0-9]' &&
     tail -n 1 4:f16.json | grep -q '"computed":1,.*"reused_from":"memory"'
@@ -210,9 +223,25 @@ printf 'one\ntwo\\\nthree\n"""\nfour\nfive\n"""\n//six\n/stats\n/exit\nseven\n' 
 chat <lines.txt >out 2>err && grep -q "chat template: the model's own" err && grep -q "4 turns" err
 report $? "a chat as text"
 expect "an unknown command" 2 "unknown command /what" sh -c "echo /what | '$kvstate' chat -m m.gguf"
+! command -v python3 >/dev/null || printf 'one\ntwo\n/stats\n' | chat -q --json | python3 -c 'import json, sys
+def members(pairs):
+    names = [name for name, _ in pairs]
+    assert len(set(names)) == len(names), names
+for line in sys.stdin:
+    json.loads(line, object_pairs_hook=members)' 2>err
+report $? "JSON of a chat, no member twice"
 expect "nothing to take back" 2 "no turn to take back" sh -c \
     "echo /undo | '$kvstate' chat -m m.gguf"
 expect "a chat needs a template" 2 "a chat needs a template" chat --chat-template none
+expect "a system message that is not UTF-8" 2 "system message is not UTF-8: byte 0xe9 at offset 3" \
+    run --sys "$(cat latin1.txt)"
+expect "a system message of a chat that is not UTF-8" 2 "system message is not UTF-8: byte 0xe9" sh -c \
+    "{ printf '/system '; cat latin1.txt; } | '$kvstate' chat -m m.gguf"
+expect "questions that can't be read" 3 "standard input: Is a directory" sh -c \
+    "'$kvstate' chat -m m.gguf -q </"
+expect "questions that can't be read" 3 "standard input: " sh -c "'$kvstate' chat -m m.gguf -q <&-"
+expect "answers that can't be written" 1 "standard output can't be written" sh -c \
+    "echo x | '$kvstate' chat -m m.gguf -q --json >/dev/full"
 expect "a question that is not UTF-8" 2 "not UTF-8: byte 0xe9" sh -c \
     "'$kvstate' chat -m m.gguf <latin1.txt"
 printf 'one\n/save talk.json\n' | chat -q >out 2>err
@@ -226,6 +255,38 @@ for change in 's/"name":"[^"]*"/"name":"other"/' 's/"vocabulary":"./"vocabulary"
     expect "a conversation after $change" 3 "^kvstate: changed.json: " sh -c \
         "echo '/load changed.json' | '$kvstate' chat -m m.gguf"
 done
+# the ids of a conversation are those of its text, whatever changed in between
+one_e() { # every answer is "eeee"
+    printf '%s\n' "$@" | chat -q --json --temp 0 -l 101+100 $how >out 2>err
+}
+ids_of() {
+    sed -n 's/^"ids":\[\(.*\)\]}$/\1/p' "$1"
+}
+how=
+one_e one two three '/save plain.json'
+one_e one '/system be brief' two '/system -' three '/save changed.json'
+test -n "$(ids_of plain.json)" && test "$(ids_of plain.json)" = "$(ids_of changed.json)"
+report $? "a system message that comes and goes"
+one_e '/load changed.json' '/system be brief' four /undo '/system -' /undo three '/save changed.json'
+test "$(ids_of plain.json)" = "$(ids_of changed.json)"
+report $? "and again, from a file, with undo"
+one_e one two '/system be kind' three '/save plain.json'
+one_e one two '/system be kind' '/save changed.json' '/load changed.json' three '/save changed.json'
+test "$(ids_of plain.json)" = "$(ids_of changed.json)"
+report $? "a system message that no question has seen yet"
+# shellcheck disable=SC2016 # a template
+printf '%s' "{% for m in messages %}<|im_start|>{{ m.role }}: {{ m.content[:2] if m.role == 'assistant' else" \
+    " m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>a{% endif %}" >short.jinja
+how="--chat-template short.jinja"
+one_e one two three '/save short.json' '/undo' '/load short.json' four '/save two.json'
+one_e one two three four '/save short.json'
+test "$(ids_of short.json)" = "$(ids_of two.json)" && test -n "$(ids_of two.json)"
+report $? "a template that changes earlier answers"
+how=
+one_e one two three four '/save plain.json'
+one_e '/load short.json' /undo '/save two.json' '/load two.json' four '/save two.json'
+test "$(ids_of plain.json)" = "$(ids_of two.json)"
+report $? "another template than that of the file"
 expect "no such conversation" 3 "gone.json: No such file" sh -c \
     "echo '/load gone.json' | '$kvstate' chat -m m.gguf"
 expect "a place that can't be written" 1 "nowhere/x: No such file" sh -c \

@@ -330,7 +330,7 @@ static int memfs_stat(kvs__vfs *v, const char *path, kvs__stat *out)
     e = e ? e : i < 0 ? ENOENT : 0;
     if (!e) {
         const memfs_inode *x = &m->inodes[m->names[i].inode];
-        *out = (kvs__stat){x->n, x->mode, x->is_dir, !x->is_dir};
+        *out = (kvs__stat){x->n, x->mode, x->is_dir, !x->is_dir, false};
     }
     MEMFS_LEAVE;
 }

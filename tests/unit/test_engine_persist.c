@@ -478,6 +478,57 @@ static void test_answers(void **state)
     rig_close(&r);
 }
 
+/* What a prompt-cache file claims is not proven, so it never becomes a hit for others: here the
+ * tokens that it names are not those of its state. */
+static void test_foreign(void **state)
+{
+    (void)state;
+    const kind *k = &kinds[0];
+    char dir[300];
+    char path[300];
+    float want[N_VOCAB];
+    kvs_err err = {KVS_OK, 0, "", ""};
+    rig r;
+    int32_t t[N];
+    for (size_t i = 0; i < 200; i++) {
+        t[i] = (int32_t)((i * 7 + 3) % N_VOCAB);
+    }
+    (void)snprintf(path, sizeof path, "%s/foreign.safetensors", base);
+    rig_open(&r, k, NULL, NULL);
+    sync_to(&r, 200, 0);
+    kvs_prompt_save_opts so = KVS_PROMPT_SAVE_OPTS_INIT;
+    so.tokens = t;
+    so.n_tokens = 200;
+    assert_int_equal(kvs_prompt_cache_save(kvs_session_cache(r.s), &so, path, &err), KVS_OK);
+    rig_close(&r);
+
+    rig_open(&r, k, new_dir(dir, sizeof dir), NULL);
+    kvs_prompt_cache *file = NULL;
+    assert_int_equal(kvs_prompt_cache_open(r.ctx, path, &file, &err), KVS_OK);
+    assert_int_equal(kvs_session_load_prompt_cache(r.s, file, 0, &err), KVS_OK);
+    kvs_prompt_cache_close(file);
+    assert_int_equal(kvs_session_append(r.s, t, 100, &err), KVS_OK);
+    assert_int_equal(kvs_session_save(r.s, &err), KVS_NO);
+    assert_int_equal(kvs_session_flush(r.s, &err), KVS_OK);
+    assert_int_equal(reuse_of(r.s).saved, 0);
+    /* what it computes itself from the first token on is saved again */
+    sync_to(&r, 300, 0);
+    assert_int_equal(kvs_session_flush(r.s, &err), KVS_OK);
+    assert_int_equal(reuse_of(r.s).saved, 1);
+    rig_close(&r);
+
+    rig_open(&r, k, NULL, NULL);
+    assert_int_equal(kvs_session_sync(r.s, t, 200, NULL, &err), KVS_OK);
+    memcpy(want, kvs_session_logits(r.s), sizeof want);
+    rig_close(&r);
+    rig_open(&r, k, dir, NULL);
+    assert_int_equal(kvs_session_sync(r.s, t, 200, NULL, &err), KVS_OK);
+    same(&r, want, "after a foreign file", k->name, 200);
+    assert_int_equal(reuse_of(r.s).n_disk, 0);
+    rig_close(&r);
+    (void)unlink(path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -486,7 +537,7 @@ int main(void)
         cmocka_unit_test(test_far_back),    cmocka_unit_test(test_identity),
         cmocka_unit_test(test_damage),      cmocka_unit_test(test_no_room),
         cmocka_unit_test(test_two),         cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_answers),
+        cmocka_unit_test(test_answers),     cmocka_unit_test(test_foreign),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -188,6 +188,8 @@ static void test_layers_file(void **state)
         {"* f16 windows=3\n", "no setting: \"windows=3\""},
         {"* f16 window=3x\n", "no setting: \"window=3x\""},
         {"* f16 a b c d e f g h\n", "too many words"},
+        {"* q4 window=9 window=8\n", "a second time: \"window=8\""},
+        {"* f16 start=5\n", "nothing is quantised, which would begin at \"start=5\""},
         {"0-3 f16\n5-6 f16\n", "names no codec for layer 4"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
@@ -196,6 +198,13 @@ static void test_layers_file(void **state)
         (void)unlink(path);
     }
     refused(gemma, &o, KVS_E_IO, path);
+    write_text("* f16\n", path, 256);
+    FILE *f = fopen(path, "ab"); /* lines behind a NUL are not passed over in silence */
+    assert_non_null(f);
+    assert_int_equal(fwrite("\0 0 f17\n", 1, 8, f), 8);
+    assert_int_equal(fclose(f), 0);
+    refused(gemma, &o, KVS_E_INVAL, "byte 6 is NUL");
+    (void)unlink(path);
 }
 
 static void test_refused(void **state)

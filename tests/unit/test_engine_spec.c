@@ -138,6 +138,41 @@ static void test_other_kinds(void **state)
 }
 
 /* Recurrent layers go back through snapshots, borrowed ones with their donor. */
+/* Of what does not go back no round is begun: it is refused, and not called a full context. */
+static void test_no_undo(void **state)
+{
+    (void)state;
+    const tiny t = TINY_MAMBA2;
+    spec_rig r;
+    kvs_err err = {KVS_OK, 0, "", ""};
+    spec_rig_open(&r, &t, 1);
+    kvs_plan_opts po = KVS_PLAN_OPTS_INIT;
+    po.n_ctx = SPEC_MAX;
+    for (int i = 0; i < 2; i++) { /* the session itself, then the draft model's */
+        kvs_session *s[2];
+        kvs_plan *plan[2];
+        for (int j = 0; j < 2; j++) {
+            kvs_session_opts so = KVS_SESSION_OPTS_INIT;
+            po.undo_tokens = i == j ? KVS_UNDO_NONE : 1;
+            spec_must(kvs_plan_new(r.ctx, r.model, &po, &plan[j], &err), &err);
+            so.plan = plan[j];
+            spec_must(kvs_session_new(r.ctx, r.model, &so, &s[j], &err), &err);
+        }
+        kvs_spec_opts o = KVS_SPEC_OPTS_INIT;
+        kvs_spec *spec = NULL;
+        o.draft_model = r.model;
+        o.draft_plan = plan[1];
+        assert_int_equal(kvs_spec_new(s[0], &o, &spec, &err), KVS_E_UNSUPPORTED);
+        assert_non_null(strstr(err.msg, "layer 0"));
+        assert_null(spec);
+        for (int j = 0; j < 2; j++) {
+            kvs_session_free(s[j]);
+            kvs_plan_free(plan[j]);
+        }
+    }
+    spec_rig_close(&r);
+}
+
 static void test_hybrids(void **state)
 {
     (void)state;
@@ -785,6 +820,7 @@ int main(void)
         cmocka_unit_test(test_pace),
         cmocka_unit_test(test_other_vocabulary),
         cmocka_unit_test(test_hybrids),
+        cmocka_unit_test(test_no_undo),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

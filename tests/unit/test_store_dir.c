@@ -136,11 +136,64 @@ static void test_directory(void **state)
     assert_int_equal(kvs_store_open(ctx, "/proc/self/stat", NULL, &s, NULL), KVS_E_IO);
 }
 
+/* A directory that others use is not closed to them, nor trusted where they may write. */
+static void test_shared_directory(void **state)
+{
+    (void)state;
+    char dir[64];
+    char path[128];
+    struct stat sb;
+    kvs_err err = {KVS_OK, 0, "", ""};
+    kvs_store *s = NULL;
+    make_temp(dir, sizeof dir);
+    (void)snprintf(path, sizeof path, "%s/letter.tmp", dir);
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    assert_int_equal(fclose(f), 0);
+    (void)chmod(dir, 01777);
+    assert_int_equal(kvs_store_open(ctx, dir, NULL, &s, &err), KVS_E_IO);
+    assert_non_null(strstr(err.msg, "directory of its own"));
+    assert_int_equal(stat(dir, &sb), 0);
+    assert_int_equal(sb.st_mode & 07777, 01777);
+    (void)chmod(dir, 0755);
+    assert_int_equal(kvs_store_open(ctx, dir, NULL, &s, NULL), KVS_OK);
+    put(s, 1, 1);
+    kvs_store_close(s);
+    assert_int_equal(stat(dir, &sb), 0);
+    assert_int_equal(sb.st_mode & 07777, 0755);
+    assert_int_equal(stat(path, &sb), 0);
+    (void)snprintf(path, sizeof path, "%s/entries", dir);
+    assert_int_equal(stat(path, &sb), 0);
+    assert_int_equal(sb.st_mode & 0777, 0700);
+    clean(dir);
+    /* somebody's weights are not ours to write over */
+    make_temp(dir, sizeof dir);
+    const char *const names[] = {"weights", "notes"};
+    for (size_t i = 0; i < 2; i++) {
+        (void)snprintf(path, sizeof path, "%s/%s", dir, names[i]);
+        f = fopen(path, "w");
+        assert_non_null(f);
+        assert_int_equal(fclose(f), 0);
+    }
+    assert_int_equal(kvs_store_open(ctx, dir, NULL, &s, &err), KVS_E_IO);
+    assert_non_null(strstr(err.msg, "directory of its own"));
+    clean(dir);
+    /* to look at, or to clear out, is not to make one */
+    make_temp(dir, sizeof dir);
+    kvs_store_opts o = KVS_STORE_OPTS_INIT;
+    o.flags = KVS_STORE_NO_CREATE;
+    assert_int_equal(kvs_store_open(ctx, dir, &o, &s, &err), KVS_E_NOTFOUND);
+    (void)snprintf(path, sizeof path, "%s/lock", dir);
+    assert_int_equal(stat(path, &sb), -1);
+    clean(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_threads),
         cmocka_unit_test(test_directory),
+        cmocka_unit_test(test_shared_directory),
     };
     return cmocka_run_group_tests(tests, start, end);
 }
