@@ -16,7 +16,8 @@ typedef struct kvs__prefix_wait {
 } kvs__prefix_wait;
 
 /* What is there of the prompt's blocks that reach beyond `from` tokens, and waits for nobody else, stays.
- * Takes no memory, can't fail. */
+ * Takes no memory, can't fail. Of a last block that is not whole and lies in longer blocks of other texts
+ * only, one of these stays: what goes on after the prompt may be found through another. */
 void kvs__prefix_wait_begin(kvs_prefix *ix, const kvs_prefix_key *key, size_t from,
                             kvs__prefix_wait *wait);
 /* The slower tier has it, or never will: an entry like any other again. One that has not begun is fine. */

@@ -599,6 +599,36 @@ static uint32_t resumed(world *w, const text *t, uint32_t ns)
     return st == KVS_OK || st == KVS_NO ? (uint32_t)hit.n_tokens : MAX_IDS + 1;
 }
 
+/* Has a node all that resuming after its n tokens takes of it? */
+static bool complete(const world *w, const kvs__node *node, uint32_t n)
+{
+    bool snap = !w->snaps;
+    for (const kvs__snap *s = node->snaps; s; s = s->next) {
+        snap = snap || s->at == n;
+    }
+    for (uint32_t s = 0; s < w->ix->n_slots; s++) {
+        snap = snap && node->page[s];
+    }
+    return snap && node->n_tokens == n;
+}
+
+/* Does a text's last block lie in a node of its own, which all that goes on after it will find? */
+static bool ends_alone(const world *w, const text *t, const kvs_prefix_key *key)
+{
+    uint8_t name[KVS__SHA_BYTES];
+    kvs__root_key(key, name);
+    const kvs__node *at = kvs__root_find(w->ix, name);
+    for (uint32_t done = 0; at && done < t->n;) {
+        uint32_t n = t->n - done < w->ix->block ? t->n - done : w->ix->block;
+        at = kvs__node_child_with(at, t->ids + done, n);
+        done += n;
+        if (at && done == t->n) {
+            return complete(w, at, n);
+        }
+    }
+    return false;
+}
+
 /* A text begins to wait, or has waited: then it is all there, whatever was evicted meanwhile. */
 static int wait(world *w)
 {
@@ -622,7 +652,8 @@ static int wait(world *w)
         kvs_prefix_key key = key_of(&x->t, x->t.n, x->ns);
         uint32_t from = byte(w) % 4 == 0 ? below(w, x->t.n) : 0;
         kvs__prefix_wait_begin(w->ix, &key, from, &x->wait);
-        x->sure = from == 0 && x->t.n < MAX_IDS && resumed(w, &x->t, x->ns) == x->t.n;
+        x->sure = from == 0 && x->t.n < MAX_IDS && ends_alone(w, &x->t, &key) &&
+                  resumed(w, &x->t, x->ns) == x->t.n;
     }
     return bad;
 }
