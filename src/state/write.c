@@ -513,5 +513,8 @@ void kvs__store_transcode(kvs_ctx *ctx, kvs__store *dst, const kvs__store *src)
     }
     kvs__store_jump(dst, src->lo);
     kvs__store_advance(dst, (uint64_t)(src->len - src->lo));
-    transcode_range(ctx, dst, src, src->lo, src->len);
+    /* src may have more than its window, blocks that were lent to it; dst lets go of them at once */
+    int64_t lo = src->lo > dst->lo ? src->lo : dst->lo;
+    transcode_range(ctx, dst, src, src->lo, sinks < lo ? sinks : lo);
+    transcode_range(ctx, dst, src, lo, src->len);
 }

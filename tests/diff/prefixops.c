@@ -355,6 +355,19 @@ static void remember(world *w, const text *t, uint32_t n, uint32_t ns, bool snap
     k->snap = snap;
 }
 
+/* Is there a longer text that begins with this one? Then its last block may lie in the other's alone, and
+ * of many that begin alike a lookup sees two, which may lack a window. */
+static bool goes_on(const world *w, const published *k)
+{
+    for (uint32_t i = 0; i < w->n_known; i++) {
+        const published *x = &w->known[i];
+        if (x->ns == k->ns && x->t.n > k->t.n && common(&x->t, &k->t) == k->t.n) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* The longest that is certain, and the longest that is possible. */
 static void foretell(world *w, const text *t, uint32_t ns, uint32_t *least, uint32_t *most)
 {
@@ -368,7 +381,8 @@ static void foretell(world *w, const text *t, uint32_t ns, uint32_t *least, uint
         bool whole = n == k->t.n && n < t->n;
         n = n < t->n ? n : t->n - 1;
         *most = n > *most ? n : *most;
-        bool certain = w->snaps ? whole && k->snap : !w->windows || whole;
+        bool ends = whole && (k->t.n % kvs__pages_block(w->pages) == 0 || !goes_on(w, k));
+        bool certain = w->snaps ? whole && k->snap : !w->windows || ends;
         if (w->dense || w->bounded || k->evicted != st.evicted + st.evicted_windows) {
             certain = false; /* what is on the other side of dense_until does not count */
         }
@@ -440,6 +454,9 @@ static kvs_status do_publish(world *w, kvs_cache *c, const text *t, uint32_t n, 
         bool all = !(midway && w->windows);
         w->bounded = w->bounded || !all;
         remember(w, t, (uint32_t)stored, ns, o.snapshot && st == KVS_OK && stored == n);
+        if (w->windows && stored < n) { /* the cache may have let go of what resuming there needs */
+            w->known[w->n_known - 1].evicted = UINT64_MAX;
+        }
     }
     w->bounded = w->bounded || st != KVS_OK;
     return st == KVS_NO || st == KVS_E_NOMEM || st == KVS_E_LIMIT ? KVS_OK : st;
