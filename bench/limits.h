@@ -86,7 +86,9 @@ static void bench_line(const char *what, double value, const char *unit, double 
     }
     (void)fflush(stdout);
     if (bench_csv) {
-        (void)fprintf(bench_csv, "%s,%s,%.6g,%s,%s\n", bench_name, what, value, unit, tail);
+        const char *quote = strchr(what, ',') ? "\"" : ""; /* RFC 4180 */
+        (void)fprintf(bench_csv, "%s,%s%s%s,%.6g,%s,%s\n", bench_name, quote, what, quote, value,
+                      unit, tail);
         (void)fflush(bench_csv);
     }
 }

@@ -100,9 +100,12 @@ kvs_status kvs__prefix_item(kvs_prefix *ix, kvs__node *node, bool windows, size_
                             uint32_t hint, kvs_err *err)
 {
     kvs_retain_item item = KVS_RETAIN_ITEM_INIT;
-    size_t slots = ix->retain->cap ? (size_t)ix->retain->cap * 2 : 64;
     size_t growth = kvs__retain_growth(ix->retain);
-    size_t need = bytes + growth + (growth ? slots * sizeof(kvs__node *) : 0);
+    size_t slots = growth == 0       ? ix->retain->cap
+                   : ix->retain->cap ? (size_t)ix->retain->cap * 2
+                                     : 64;
+    /* owner may lag behind: memory for it was refused the last time */
+    size_t need = bytes + growth + (slots > ix->n_owner ? slots * sizeof(kvs__node *) : 0);
     kvs_retain_id id = 0;
     kvs_status st = kvs__prefix_room(ix, need, err);
     if (st != KVS_OK) {
