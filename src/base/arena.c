@@ -14,8 +14,7 @@
 
 #define PAGE       ((size_t)4096)
 #define HUGE_PAGES (KVS__HUGE_PAGE / PAGE) /* small pages of a huge one */
-#define LEAST      ((size_t)8 << 20)       /* of a region; each is as large as all before, */
-#define MOST       ((size_t)64 << 20)      /* up to this, or as large as the piece it is made for */
+#define REGION     ((size_t)64 << 20) /* or the piece it is made for; only what is touched is held */
 #define WORD_BITS  ((size_t)64)
 
 typedef struct region {
@@ -110,14 +109,11 @@ static region *new_region(kvs__arena *a, size_t bytes)
     return r;
 }
 
-/* A region with room for n pages: as large as the arena is, or at least as large as the piece. */
+/* A region with room for n pages. */
 static region *room_for(kvs__arena *a, size_t n)
 {
-    size_t all = a->mapped * PAGE;
     size_t least = (n * PAGE + KVS__HUGE_PAGE - 1) / KVS__HUGE_PAGE * KVS__HUGE_PAGE;
-    size_t bytes = all < LEAST ? LEAST : all;
-    bytes = bytes > MOST ? MOST : bytes;
-    region *r = bytes > least ? new_region(a, bytes) : NULL;
+    region *r = least < REGION ? new_region(a, REGION) : NULL;
     return r ? r : new_region(a, least);
 }
 
