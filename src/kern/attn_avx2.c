@@ -29,7 +29,6 @@
     BLOCK(6, 1)                                                                                    \
     BLOCK(6, 2)
 
-#define TIGHT(n_acc) ((n_acc) > 6)
 #define DIRECT_ROWS  4
 #define T_MAX        2
 #define C_MAX        8

@@ -36,18 +36,15 @@
     BLOCK(8, 1)                                                                                    \
     BLOCK(8, 2)
 
-#define TIGHT(n_acc) 0
 #define DIRECT_ROWS  8
 #define T_MAX        4
 #define C_MAX        4
-/* Dense tiles take no registers for decoding: 4 x 2 leaves the broadcasts fewer vectors to wait for
- * and is 15 % faster than 4 x 4; codes need 12 and more chains beside the decoding (5 to 7 %). */
-#define TILES(bits, R, T) ((bits) == 0 && (R) == 4 ? 2 : (T))
+/* 4 x 2 leaves the broadcasts fewer vectors to wait for and is 15 % faster than 4 x 4. */
 #define DIRECT_SHAPES(X)                                                                           \
     X(1, 4, 4)                                                                                     \
     X(2, 4, 4)                                                                                     \
     X(3, 4, 4)                                                                                     \
-    X(4, 4, 4)                                                                                     \
+    X(4, 2, 4)                                                                                     \
     X(5, 2, 2)                                                                                     \
     X(6, 2, 2)                                                                                     \
     X(7, 2, 2)                                                                                     \

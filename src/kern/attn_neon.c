@@ -33,7 +33,6 @@
     BLOCK(6, 2)                                                                                    \
     BLOCK(6, 4)
 
-#define TIGHT(n_acc) ((n_acc) > 12)
 #define DIRECT_ROWS  4
 #define T_MAX        2
 #define C_MAX        8

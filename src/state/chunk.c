@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* chunk.c: masks, scores, numerators and values of one chunk (chunk.h). K and V are decoded in
- * registers for few rows, to L1 for many; both ways have the same bits. Only tokens that a row of
- * the block sees are touched in V; lanes of a K tile that none sees are computed and thrown away. */
+/* chunk.c: masks, scores, numerators and values of one chunk (chunk.h). Dense K and V are widened in
+ * registers for few rows, to L1 for many; both ways have the same bits. Affine codes are multiplied as
+ * they are, by what is made integers of 16 bits (numerics.md), but for latent layers. Only tokens that a
+ * row of the block sees are touched in V; lanes of a K tile that none sees are computed and thrown away. */
 #include "state/chunk.h"
 
 #include <string.h>
@@ -39,13 +40,26 @@ static uint32_t k_tiles(uint32_t dim)
     return n > K_TILES ? K_TILES : n;
 }
 
+/* Are the codes of a side multiplied as they are? */
+static bool reads_codes(const kvs__fmt *fmt, int side)
+{
+    return fmt->n_sides == KVS__SIDES && fmt->side[side].shape.bits > 0;
+}
+
 /* Carves the arrays out of base (chunk.h). Dims are at most 1024, so no sum here can overflow. */
 size_t kvs__work_carve(const kvs__fmt *fmt, unsigned char *base, kvs__work *w)
 {
     size_t kd = fmt->side[KVS__K].shape.dim;
     size_t vd = fmt->side[KVS__V].shape.dim;
     size_t centers = fmt->center_bytes ? KVS__CENTERS : 0;
+    bool codes[KVS__SIDES] = {reads_codes(fmt, KVS__K), reads_codes(fmt, KVS__V)};
+    size_t kg = codes[KVS__K] ? kd / fmt->side[KVS__K].shape.group : 0;
+    size_t vg = codes[KVS__V] ? vd / fmt->side[KVS__V].shape.group : 0;
+    size_t tile = (fmt->side[KVS__K].shape.bits * kd / 32 + 2 * kg) * KVS__TILE;
+    size_t pairs = codes[KVS__K] ? KVS__PAIR_TILES * kd / 2 * KVS__TILE : 0;
+    pairs = codes[KVS__V] && pairs < KVS__PAIR_ROWS / 2 * vd ? KVS__PAIR_ROWS / 2 * vd : pairs;
     float *batch = NULL;
+    float *at[5] = {NULL};
     struct {
         float **at;
         size_t n;
@@ -61,6 +75,14 @@ size_t kvs__work_carve(const kvs__fmt *fmt, unsigned char *base, kvs__work *w)
         {&w->l, KVS__ROWS},
         {&w->tm, KVS__ROWS},
         {&w->tl, KVS__ROWS},
+        {&at[0], kg ? KVS__ROWS * kd / 2 : 0},
+        {&w->q_params, KVS__ROWS * kg * 2},
+        {&at[1], pairs},
+        {&at[2], kg ? tile : 0},
+        {&w->units, 2 * vg * KVS__CHUNK},
+        {&at[3], vg * KVS__ROWS * KVS__CHUNK / 2},
+        {&w->p_params, vg * KVS__ROWS * 2},
+        {&at[4], vg ? KVS__ROWS * vd : 0},
         {&w->qt, centers ? KVS__ROWS * kd : 0},
         {&w->cen, centers * kd},
         {&w->qc, centers * KVS__ROWS},
@@ -73,6 +95,11 @@ size_t kvs__work_carve(const kvs__fmt *fmt, unsigned char *base, kvs__work *w)
         used += round_up(part[i].n * sizeof(float));
     }
     w->batch = (int64_t *)(void *)batch;
+    w->qp = (uint32_t *)(void *)at[0];
+    w->pairs = (uint32_t *)(void *)at[1];
+    w->raw = at[2];
+    w->pw = (int16_t *)(void *)at[3];
+    w->sums = (int32_t *)(void *)at[4];
     w->mask = base ? (uint16_t *)(void *)(base + used) : NULL;
     w->any = base ? w->mask + (size_t)KVS__ROWS * KVS__CHUNK_TILES : NULL;
     w->all = base ? w->any + KVS__CHUNK_TILES : NULL;
@@ -330,6 +357,41 @@ static void tile_assemble(const kvs__job *j, const kvs__work *w, uint32_t head, 
     }
 }
 
+/* The same as it is stored, n_units of unit_bytes a token. */
+static void raw_lanes(unsigned char *dst, const unsigned char *src, size_t n_units, size_t unit_bytes,
+                      uint32_t lane, uint64_t from, size_t n)
+{
+    for (size_t u = 0; u < n_units; u++) {
+        memcpy(dst + (u * KVS__TILE + lane) * unit_bytes, src + (u * KVS__TILE + from) * unit_bytes,
+               n * unit_bytes);
+    }
+}
+
+static kvs__planes tile_of_codes(const kvs__job *j, const kvs__work *w, uint32_t head, int64_t pos0,
+                                 uint16_t bits)
+{
+    const kvs__side *k = &j->s->fmt.side[KVS__K];
+    unsigned char *data = w->raw;
+    unsigned char *scale = data + (size_t)k->n_units[0] * k->unit_bytes[0] * KVS__TILE;
+    unsigned char *bias = scale + (size_t)k->n_units[1] * k->unit_bytes[1] * KVS__TILE;
+    uint32_t left = bits;
+    memset(data, 0, (size_t)(bias - data) + (size_t)(bias - scale));
+    while (left) {
+        uint32_t lane = low_bit(left);
+        const kvs__seg *seg = NULL;
+        uint64_t slot = 0;
+        uint64_t n = locate(j, pos0 + lane, KVS__TILE - lane, &seg, &slot);
+        uint64_t from = slot % KVS__TILE;
+        n = n < KVS__TILE - from ? n : KVS__TILE - from;
+        kvs__planes p = k_planes(j->s, seg, head, slot / KVS__TILE);
+        raw_lanes(data, p.data, k->n_units[0], k->unit_bytes[0], lane, from, n);
+        raw_lanes(scale, p.scale, k->n_units[1], k->unit_bytes[1], lane, from, n);
+        raw_lanes(bias, p.bias, k->n_units[2], k->unit_bytes[2], lane, from, n);
+        left &= ~(((1u << n) - 1) << lane);
+    }
+    return (kvs__planes){data, scale, bias, CACHE_LINE, CACHE_LINE};
+}
+
 static bool reads_direct(const kvs__shape *shape, uint32_t rows)
 {
     return rows <= (shape->bits ? DIRECT_CODES : DIRECT_DENSE);
@@ -353,6 +415,7 @@ typedef struct score_job {
     uint32_t most; /* tiles decoded at a time */
     size_t ahead;
     uint64_t far;
+    bool codes;
     tile_run *run;
 } score_job;
 
@@ -364,6 +427,9 @@ static void flush(const score_job *s)
     float *out = s->w->s + (size_t)run->first * KVS__TILE;
     if (run->n > 0 && run->decoded) {
         kern->qk(out, KVS__CHUNK, s->w->q, shape->dim, s->rows, s->w->kt, run->n, shape->dim);
+    } else if (run->n > 0 && s->codes) {
+        kern->qk_codes(out, KVS__CHUNK, s->w->qp, s->w->q_params, s->rows, shape, run->planes, run->n,
+                       s->w->pairs);
     } else if (run->n > 0) {
         kern->qk_direct(out, KVS__CHUNK, s->w->q, shape->dim, s->rows, shape, run->planes, run->n);
     }
@@ -448,7 +514,8 @@ static void decode_tiles(const score_job *s, uint32_t t, kvs__planes p, uint32_t
 static void scores(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_t n, int64_t c0)
 {
     const kvs__side *k = &j->s->fmt.side[KVS__K];
-    bool direct = reads_direct(&k->shape, n);
+    bool codes = reads_codes(&j->s->fmt, KVS__K);
+    bool direct = codes || (k->shape.bits == 0 && reads_direct(&k->shape, n));
     tile_run run; /* its planes are written before they are read */
     score_job s = {.j = j,
                    .w = w,
@@ -458,6 +525,7 @@ static void scores(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_
                    .most = k_tiles(k->shape.dim),
                    .ahead = direct ? 0 : ahead_of(k),
                    .far = far_positions(k),
+                   .codes = codes,
                    .run = &run};
     run.n = 0;
     run.decoded = false;
@@ -467,13 +535,10 @@ static void scores(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_
         kvs__planes p;
         uint64_t in_row = 0;
         uint32_t m = 1;
+        bool in_place = w->any[t] != 0 && tile_in_place(j, head, pos, w->any[t], &p, &in_row);
         if (w->any[t] == 0) {
             flush(&s);
-        } else if (!tile_in_place(j, head, pos, w->any[t], &p, &in_row)) {
-            join_run(&s, t, true);
-            tile_assemble(j, w, head, pos, w->any[t],
-                          w->kt + (size_t)run.n++ * k->shape.dim * KVS__TILE);
-        } else {
+        } else if (in_place) {
             m = tiles_seen(w, t, in_row);
             if (direct) {
                 join_run(&s, t, false);
@@ -481,6 +546,15 @@ static void scores(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_
             } else {
                 decode_tiles(&s, t, p, m);
             }
+        } else if (codes) {
+            flush(&s);
+            join_run(&s, t, false);
+            run.planes[run.n++] = tile_of_codes(j, w, head, pos, w->any[t]);
+            flush(&s);
+        } else {
+            join_run(&s, t, true);
+            tile_assemble(j, w, head, pos, w->any[t],
+                          w->kt + (size_t)run.n++ * k->shape.dim * KVS__TILE);
         }
         t += m;
     }
@@ -511,7 +585,12 @@ static void transpose_4x4(float *dst, size_t ldd, const float *src, size_t lds)
 
 void kvs__queries_ready(const kvs__job *j, const kvs__work *w, uint32_t n)
 {
-    size_t dim = j->s->fmt.side[KVS__K].shape.dim;
+    const kvs__shape *shape = &j->s->fmt.side[KVS__K].shape;
+    size_t dim = shape->dim;
+    for (uint32_t r = 0; r < n && w->qp; r++) {
+        j->kern->q_pairs(w->qp + r * dim / 2, w->q_params + r * (dim / shape->group) * 2,
+                         w->q + r * dim, shape);
+    }
     if (!j->s->fmt.center_bytes) {
         return;
     }
@@ -662,7 +741,7 @@ static void add_values(const kvs__job *j, const kvs__work *w, uint32_t head, uin
         uint64_t slot = 0;
         uint64_t in_row = locate(j, pos, look_most(v), &seg, &slot);
         bool latent = j->s->fmt.n_sides == 1;
-        bool direct = !latent && reads_direct(shape, n_rows);
+        bool direct = !latent && reads_direct(shape, n_rows); /* dense */
         uint64_t m = min_rows(n, in_row);
         m = min_rows(m, direct ? direct_step(v, in_row) : V_ROWS);
         const float *numer = w->s + (size_t)r0 * KVS__CHUNK + (pos - c0);
@@ -731,6 +810,81 @@ static void values(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_
     }
 }
 
+/* -- values in codes */
+
+/* Runs of tokens that some row sees, as they lie in storage. */
+typedef struct v_run {
+    uint32_t at; /* in the chunk */
+    uint32_t n;
+    kvs__planes planes;
+} v_run;
+
+/* The next run from *t, a token of the chunk, on, at most `step` tokens or those of 16 KiB; false: none. */
+static bool next_run(const kvs__job *j, const kvs__work *w, uint32_t head, int64_t c0, uint32_t *t,
+                     bool ahead, v_run *run)
+{
+    const kvs__side *v = &j->s->fmt.side[KVS__V];
+    uint32_t end = *t;
+    while (end < KVS__CHUNK && !(w->any[end / KVS__TILE] >> end % KVS__TILE & 1)) {
+        end++;
+    }
+    run->at = end;
+    if (end == KVS__CHUNK) {
+        return false;
+    }
+    while (end < KVS__CHUNK && w->any[end / KVS__TILE] >> end % KVS__TILE & 1) {
+        end += end % KVS__TILE == 0 && w->any[end / KVS__TILE] == 0xffff ? KVS__TILE : 1;
+    }
+    const kvs__seg *seg = NULL;
+    uint64_t slot = 0;
+    uint64_t in_row = locate(j, c0 + run->at, look_most(v), &seg, &slot);
+    run->n = (uint32_t)min_rows(min_rows(end - run->at, in_row), direct_step(v, in_row));
+    run->planes = v_planes(j->s, seg, head, slot);
+    if (ahead) {
+        look_ahead(j, KVS__V, head, c0 + run->at, in_row, &run->planes);
+    }
+    *t = run->at + run->n;
+    return true;
+}
+
+/* As values(), of tiles [t0, t1), in which all is that a row sees. */
+static void code_values(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_t n, int64_t c0,
+                        uint32_t t0, uint32_t t1)
+{
+    const kvs__side *v = &j->s->fmt.side[KVS__V];
+    const kvs__shape *shape = &v->shape;
+    const size_t dim = shape->dim;
+    const size_t n_groups = dim / shape->group;
+    const size_t lead = (size_t)t0 * KVS__TILE;
+    const bool few = reads_direct(shape, n);
+    float *bias = w->units + n_groups * KVS__CHUNK;
+    v_run run;
+    memset(w->units, 0, 2 * n_groups * KVS__CHUNK * sizeof *w->units);
+    for (uint32_t t = 0; next_run(j, w, head, c0, &t, false, &run);) {
+        j->kern->v_units(w->units + run.at, bias + run.at, KVS__CHUNK, shape, &run.planes, run.n);
+    }
+    for (size_t i = 0; i < n_groups * n; i++) {
+        size_t unit = i / n * KVS__CHUNK + lead;
+        float *param = w->p_params + 2 * i;
+        j->kern->p_weights(w->pw + i * KVS__CHUNK + lead, param, param + 1,
+                           w->s + i % n * KVS__CHUNK + lead, w->units + unit, bias + unit,
+                           (size_t)(t1 - t0) * KVS__TILE);
+    }
+    memset(w->sums, 0, n * dim * sizeof *w->sums);
+    for (uint32_t t = 0; next_run(j, w, head, c0, &t, few, &run);) {
+        if (!few) {
+            prefetch(v, run.planes.data, ahead_of(v), run.n);
+        }
+        j->kern->pv_codes(w->sums, dim, w->pw + run.at, KVS__CHUNK, n * KVS__CHUNK, n, shape,
+                          &run.planes, run.n, w->pairs);
+    }
+    for (size_t i = 0; i < n_groups * n; i++) {
+        size_t at = i % n * dim + i / n * shape->group;
+        j->kern->v_sums(w->acc + at, w->sums + at, shape->group, w->p_params[2 * i],
+                        w->p_params[2 * i + 1]);
+    }
+}
+
 /* One chunk for rows [row0, row0 + n) of a KV head into w->acc, m, l; false: nothing is seen. */
 bool kvs__chunk(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_t row0, uint32_t n,
                 int64_t c0)
@@ -752,7 +906,11 @@ bool kvs__chunk(const kvs__job *j, const kvs__work *w, uint32_t head, uint32_t r
     }
     j->kern->softmax(w->s + (size_t)t0 * KVS__TILE, KVS__CHUNK, n, t1 - t0, w->mask + t0,
                      KVS__CHUNK_TILES, j->d->softcap, w->m, w->l);
-    values(j, w, head, n, c0);
+    if (reads_codes(&j->s->fmt, KVS__V)) {
+        code_values(j, w, head, n, c0, t0, t1);
+    } else {
+        values(j, w, head, n, c0);
+    }
     return true;
 }
 

@@ -46,6 +46,15 @@ typedef struct kvs__work {
     float *l;
     float *tm; /* [KVS__ROWS] joined */
     float *tl;
+    /* of affine codes that are read as such, else NULL (kern.inc) */
+    uint32_t *qp;    /* [KVS__ROWS][k_dim / 2] queries in 16 bits */
+    float *q_params; /* [KVS__ROWS][groups][2] */
+    uint32_t *pairs; /* the kernels' scratch */
+    void *raw;       /* a tile put together */
+    float *units;    /* [2][groups][KVS__CHUNK] scales and biases of V */
+    int16_t *pw;     /* [groups][KVS__ROWS][KVS__CHUNK] numerators in 16 bits */
+    float *p_params; /* [groups][KVS__ROWS][2] their step, and the sum with the biases */
+    int32_t *sums;   /* [KVS__ROWS][v_dim] */
     /* of centred keys, else NULL */
     float *qt;      /* [KVS__ROWS / 16][k_dim][16]: q with the rows innermost */
     float *cen;     /* [KVS__CENTERS][k_dim]: the centres of a batch of groups */
