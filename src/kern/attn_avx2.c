@@ -108,6 +108,18 @@ INLINE vf vf_from_i32(vi x)
     return _mm256_cvtepi32_ps(x);
 }
 
+INLINE vf vf_evens(vf a, vf b)
+{
+    __m256d x = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0x88));
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(x, 0xd8));
+}
+
+INLINE vf vf_odds(vf a, vf b)
+{
+    __m256d x = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0xdd));
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(x, 0xd8));
+}
+
 INLINE vi vi_round(vf x)
 {
     return _mm256_cvtps_epi32(x);
@@ -120,7 +132,9 @@ INLINE vi vi_max(vi a, vi b)
 
 INLINE vi vi_dot(vi acc, vi a, vi b)
 {
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(a, b));
+    acc = _mm256_add_epi32(acc, _mm256_madd_epi16(a, b));
+    __asm__("" : "+x"(acc)); /* sums of products first would take all registers */
+    return acc;
 }
 
 /* Eight lanes that fit 16 bits. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* attn_avx512.c: the attention kernels with 16 lanes (AVX-512 F, BW, DQ, VL). The register blocks
+/* attn_avx512.c: the attention kernels with 16 lanes (AVX-512 F, BW, DQ, VL, VNNI). The register blocks
  * leave room for the vectors of b and one broadcast among 32 registers. */
 #include <immintrin.h>
 #include <string.h>
@@ -120,6 +120,18 @@ INLINE vf vf_from_i32(vi x)
     return _mm512_cvtepi32_ps(x);
 }
 
+INLINE vf vf_evens(vf a, vf b)
+{
+    const vi at = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    return _mm512_permutex2var_ps(a, at, b);
+}
+
+INLINE vf vf_odds(vf a, vf b)
+{
+    const vi at = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+    return _mm512_permutex2var_ps(a, at, b);
+}
+
 INLINE vi vi_round(vf x)
 {
     return _mm512_cvtps_epi32(x);
@@ -132,7 +144,7 @@ INLINE vi vi_max(vi a, vi b)
 
 INLINE vi vi_dot(vi acc, vi a, vi b)
 {
-    return _mm512_add_epi32(acc, _mm512_madd_epi16(a, b));
+    return _mm512_dpwssd_epi32(acc, a, b);
 }
 
 /* Sixteen lanes that fit 16 bits. */

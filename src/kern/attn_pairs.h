@@ -2,7 +2,8 @@
 /* attn_pairs.h: attention over affine codes, of which 16-bit products add up exactly (pairs.h); the
  * third part of the body of the attn_*.c files (see attn_simd.h), included after it. A tier defines
  *   vi_dot(acc, a, b): acc + a.lo * b.lo + a.hi * b.hi in each lane, of signed 16-bit numbers;
- *   vf_from_i32, vi_round (to nearest even), vi_max (unsigned);
+ *   vf_from_i32, vi_round (to nearest even), vi_max (unsigned), vf_evens and vf_odds, which take every
+ *   second lane of two vectors;
  *   v_unit8, v_unit4: two vectors of pairs of two rows' codes, UNIT elements, and in_order4, which puts
  *   two vectors of sums of the latter in order; without them (V_UNITS) codes are unpacked one by one;
  *   PAIR_ROWS, the most rows that are multiplied while codes are unpacked, PAIR_SHAPES: X(rows, tiles,
@@ -93,6 +94,40 @@ static void p_weights(int16_t *w, float *step, float *sum, const float *p, const
     *sum = vf_sum(lane[0]) + 0.0f;
 }
 
+/* dst0[i] = src[2 i], dst1[i] = src[2 i + 1], i < n, a multiple of VW. */
+INLINE void split(float *dst0, float *dst1, const float *src, size_t n)
+{
+    for (size_t i = 0; i < n; i += VW) {
+        vf a = vf_ld(src + 2 * i);
+        vf b = vf_ld(src + 2 * i + VW);
+        vf_st(dst0 + i, vf_evens(a, b));
+        vf_st(dst1 + i, vf_odds(a, b));
+    }
+}
+
+/* dst[g * ld + i] = src[i * n_groups + g], i < n <= V_RUN. */
+static void by_group(float *dst, size_t ld, const float *src, size_t n_groups, size_t n)
+{
+    float half[2][2 * V_RUN];
+    float part[4][V_RUN];
+    if (n_groups != 2 && n_groups != 4) {
+        for (size_t i = 0; i < n * n_groups; i++) {
+            dst[i % n_groups * ld + i / n_groups] = src[i];
+        }
+        return;
+    }
+    if (n_groups == 2) {
+        split(part[0], part[1], src, V_RUN);
+    } else {
+        split(half[0], half[1], src, (size_t)2 * V_RUN);
+        split(part[0], part[2], half[0], V_RUN);
+        split(part[1], part[3], half[1], V_RUN);
+    }
+    for (size_t g = 0; g < n_groups; g++) {
+        memcpy(dst + g * ld, part[g], n * sizeof(float));
+    }
+}
+
 static void v_units(float *scale, float *bias, size_t ld, const kvs__shape *shape,
                     const kvs__planes *rows, size_t n)
 {
@@ -103,15 +138,14 @@ static void v_units(float *scale, float *bias, size_t ld, const kvs__shape *shap
         return;
     }
     v_params v;
+    if (n < V_RUN) {
+        memset(&v, 0, sizeof v);
+    }
     for (size_t j = 0; j < n; j += V_RUN) {
         size_t m = n - j < V_RUN ? n - j : V_RUN;
         v_widen(&v, shape, rows, j, m);
-        for (size_t g = 0; g < n_groups; g++) {
-            for (size_t i = 0; i < m; i++) {
-                scale[g * ld + j + i] = v.scale[i * n_groups + g];
-                bias[g * ld + j + i] = v.bias[i * n_groups + g];
-            }
-        }
+        by_group(scale + j, ld, v.scale, n_groups, m);
+        by_group(bias + j, ld, v.bias, n_groups, m);
     }
 }
 
