@@ -39,6 +39,7 @@ void model_init(model *m, kvs_ctx *ctx, const kvs_layer_spec *spec)
         m->raw[side] = xalloc(MODEL_MAX_TOKENS * row_floats(m, side));
     }
     m->rest = xalloc((MODEL_MAX_TOKENS + KVS_CENTER_GROUP) * row_floats(m, 0));
+    m->apart = xalloc((MODEL_MAX_TOKENS + KVS_CENTER_GROUP) * row_floats(m, 0));
     m->center = xalloc(MODEL_GROUPS * row_floats(m, 0));
     model_clear(m);
 }
@@ -50,6 +51,7 @@ void model_free(model *m)
         free(m->raw[side]);
     }
     free(m->rest);
+    free(m->apart);
     free(m->center);
 }
 
@@ -66,6 +68,8 @@ void model_copy(model *dst, const model *src)
     size_t n = row_floats(src, 0);
     dst->rest =
         memcpy(own.rest, src->rest, (MODEL_MAX_TOKENS + KVS_CENTER_GROUP) * n * sizeof(float));
+    dst->apart =
+        memcpy(own.apart, src->apart, (MODEL_MAX_TOKENS + KVS_CENTER_GROUP) * n * sizeof(float));
     dst->center = memcpy(own.center, src->center, MODEL_GROUPS * n * sizeof(float));
 }
 
@@ -177,6 +181,34 @@ static void encoded_value(const model *m, const kvs_codec *codec, uint32_t dim, 
     }
 }
 
+#define MAX_GROUPS 32
+
+/* The codes of a row, as numbers, and scale and bias of each of its groups. */
+static void coded_value(const model *m, const kvs_codec *codec, uint32_t dim, const float *x,
+                        float *codes, float *params)
+{
+    uint32_t words[1024];
+    uint32_t units[2][64];
+    if (kvs_codec_encode(m->ctx, codec, dim, 1, x, KVS_F32, words, units[0], units[1], NULL) !=
+        KVS_OK) {
+        abort();
+    }
+    for (uint32_t i = 0; i < dim; i++) {
+        uint32_t code = 0;
+        for (uint32_t b = 0; b < codec->bits; b++) {
+            uint32_t at = i * codec->bits + b;
+            code |= (words[at / 32] >> at % 32 & 1) << b;
+        }
+        codes[i] = (float)code;
+    }
+    for (uint32_t i = 0; i < 2 * dim / codec->group; i++) {
+        const void *unit = units[i % 2];
+        params[i] = codec->dtype == KVS_F32   ? ((const float *)unit)[i / 2]
+                    : codec->dtype == KVS_F16 ? kvs__f16_to_f32(((const uint16_t *)unit)[i / 2])
+                                              : kvs__bf16_to_f32(((const uint16_t *)unit)[i / 2]);
+    }
+}
+
 bool model_centered(const model *m)
 {
     return m->spec.kind == KVS_LAYER_ATTENTION && m->spec.k.bits &&
@@ -231,6 +263,7 @@ static void put_key(const model *m, int64_t pos, uint32_t head, const float *row
         x[i] -= c[i];
     }
     encoded_value(m, k, m->spec.k_dim, x, rest_row(m, pos, head));
+    memcpy(m->apart + (rest_row(m, pos, head) - m->rest), x, m->spec.k_dim * sizeof *x);
 }
 
 static void put_keys(const model *m, int64_t begin, int64_t end, int64_t from, const float *rows)
@@ -378,9 +411,38 @@ typedef struct reading {
     const float *block[2];
     int64_t end;
     uint32_t head;
-    float *row[2][2]; /* [dense][side]: [end][dim] */
+    float *row[2][2]; /* [dense][side]: [end][dim]; codes where those are read as such */
     bool *have[2][2];
+    float *params[2]; /* [end][MAX_GROUPS][2]: of codes */
 } reading;
+
+/* Sixteen bits of some numbers (docs/numerics.md). */
+typedef struct sixteen {
+    int32_t x[1024];
+    float step;
+} sixteen;
+
+static void to_sixteen(sixteen *out, const float *x, uint32_t n)
+{
+    float top = 0.0f;
+    bool finite = true;
+    for (uint32_t i = 0; i < n; i++) {
+        finite = finite && x[i] - x[i] == 0.0f;
+        top = fabsf(x[i]) > top ? fabsf(x[i]) : top;
+    }
+    bool none = !finite || top < 0x1p-100f;
+    out->step = finite ? (none ? 0.0f : top / 32512.0f) : NAN;
+    for (uint32_t i = 0; i < n; i++) {
+        out->x[i] = none ? 0 : (int32_t)rintf(x[i] * (32512.0f / top));
+    }
+}
+
+/* Does a query read the codes of a side? */
+static bool coded(const model *m, bool dense, int side)
+{
+    const kvs_codec *c = side ? &m->spec.v : &m->spec.k;
+    return !dense && c->bits > 0 && m->spec.kind != KVS_LAYER_LATENT;
+}
 
 static bool reads_dense(const reading *r, uint32_t query)
 {
@@ -400,9 +462,6 @@ static const float *value_at(reading *r, bool dense, int side, int64_t pos)
     if (side == 1 && m->spec.kind == KVS_LAYER_LATENT) {
         return value_at(r, dense, 0, pos); /* its first v_dim elements */
     }
-    if (side == 0 && !dense && model_centered(m)) {
-        return rest_row(m, pos, r->head);
-    }
     float *out = r->row[dense][side] + (size_t)pos * dim;
     if (r->have[dense][side][pos]) {
         return out;
@@ -416,7 +475,17 @@ static const float *value_at(reading *r, bool dense, int side, int64_t pos)
     if (dense) {
         c = (kvs_codec){0, 0, 0, m->spec.dense_dtype};
     }
-    stored_value(m, &c, dim, src, out);
+    if (coded(m, dense, side)) {
+        float x[1024];
+        bool apart = side == 0 && model_centered(m);
+        memcpy(x, apart ? m->apart + (rest_row(m, pos, r->head) - m->rest) : src, dim * sizeof *x);
+        if (c.rotate && !apart) {
+            naive_hadamard(x, dim);
+        }
+        coded_value(m, &c, dim, x, out, r->params[side] + (size_t)pos * 2 * MAX_GROUPS);
+    } else {
+        stored_value(m, &c, dim, src, out);
+    }
     r->have[dense][side][pos] = true;
     return out;
 }
@@ -449,12 +518,73 @@ static float lane_sum(float *lane)
     return lane[0];
 }
 
+static float dot(const float *a, const float *b, uint32_t n)
+{
+    float sum = 0.0f;
+    for (uint32_t i = 0; i < n; i++) {
+        sum = fmaf(a[i], b[i], sum);
+    }
+    return sum;
+}
+
+/* Of a query and a token's codes: both exact, group by group. */
+static float coded_score(const model *m, const float *q, const float *codes, const float *params)
+{
+    float s = 0.0f;
+    for (uint32_t g = 0; g < m->spec.k_dim / m->spec.k.group; g++) {
+        const uint32_t at = g * m->spec.k.group;
+        static sixteen q16;
+        int64_t sum = 0;
+        int64_t product = 0;
+        to_sixteen(&q16, q + at, m->spec.k.group);
+        for (uint32_t i = 0; i < m->spec.k.group; i++) {
+            sum += q16.x[i];
+            product += q16.x[i] * (int64_t)codes[at + i];
+        }
+        s = fmaf((float)product * q16.step, params[2 * g], s);
+        s = fmaf((float)sum * q16.step, params[2 * g + 1], s);
+    }
+    return s;
+}
+
+/* The sum of the chunk's tokens by their numerators p, 0 where not seen. */
+static void coded_values(reading *r, int64_t c0, const float *p, const bool *seen, float *acc)
+{
+    const model *m = r->m;
+    const uint32_t group = m->spec.v.group;
+    static sixteen w16;
+    for (uint32_t g = 0; g < m->spec.v_dim / group; g++) {
+        float w[256] = {0};
+        float lane[16] = {0};
+        int64_t sum[128] = {0};
+        for (int i = 0; i < 256; i++) {
+            if (!seen[i] || p[i] == 0.0f) {
+                continue;
+            }
+            (void)value_at(r, false, 1, c0 + i);
+            const float *unit = r->params[1] + ((size_t)(c0 + i) * MAX_GROUPS + g) * 2;
+            w[i] = p[i] * unit[0];
+            lane[i % 16] = fmaf(p[i], unit[1], lane[i % 16]);
+        }
+        to_sixteen(&w16, w, 256);
+        for (int i = 0; i < 256; i++) {
+            for (uint32_t e = 0; w16.x[i] && e < group; e++) {
+                sum[e] += w16.x[i] * (int64_t)value_at(r, false, 1, c0 + i)[g * group + e];
+            }
+        }
+        float bias = lane_sum(lane) + 0.0f;
+        for (uint32_t e = 0; e < group; e++) {
+            acc[g * group + e] = fmaf((float)sum[e], w16.step, bias);
+        }
+    }
+}
+
 /* The visible tokens of one chunk for one query of the head; false if there are none. */
 static bool one_chunk(reading *r, uint32_t query, const float *q, int64_t c0, total *out)
 {
     const model *m = r->m;
     bool dense = reads_dense(r, query);
-    float s[256];
+    float s[256] = {0};
     bool seen[256] = {false};
     bool any = false;
     out->m = -FLT_MAX;
@@ -465,16 +595,11 @@ static bool one_chunk(reading *r, uint32_t query, const float *q, int64_t c0, to
         any = true;
         seen[p - c0] = true;
         const float *row = value_at(r, dense, 0, p);
-        float sum = 0.0f;
-        for (uint32_t i = 0; i < m->spec.k_dim; i++) {
-            sum = fmaf(q[i], row[i], sum);
-        }
+        float sum = coded(m, dense, 0)
+                        ? coded_score(m, q, row, r->params[0] + (size_t)p * 2 * MAX_GROUPS)
+                        : dot(q, row, m->spec.k_dim);
         if (!dense && model_centered(m)) {
-            float product = 0.0f;
-            for (uint32_t i = 0; i < m->spec.k_dim; i++) {
-                product = fmaf(q[i], center_row(m, p, r->head)[i], product);
-            }
-            sum += product;
+            sum += dot(q, center_row(m, p, r->head), m->spec.k_dim);
         }
         sum = r->d->softcap > 0.0f ? kvs__softcap(sum, r->d->softcap) : sum;
         s[p - c0] = sum;
@@ -486,12 +611,15 @@ static bool one_chunk(reading *r, uint32_t query, const float *q, int64_t c0, to
         if (!seen[i]) {
             continue;
         }
-        float p = kvs__exp(s[i] - out->m);
-        lane[i % 16] += p;
-        const float *row = value_at(r, dense, 1, c0 + i);
-        for (uint32_t e = 0; e < m->spec.v_dim; e++) {
-            out->acc[e] = fmaf(p, row[e], out->acc[e]);
+        s[i] = kvs__exp(s[i] - out->m);
+        lane[i % 16] += s[i];
+        const float *row = coded(m, dense, 1) ? NULL : value_at(r, dense, 1, c0 + i);
+        for (uint32_t e = 0; row && e < m->spec.v_dim; e++) {
+            out->acc[e] = fmaf(s[i], row[e], out->acc[e]);
         }
+    }
+    if (coded(m, dense, 1)) {
+        coded_values(r, c0, s, seen, out->acc);
     }
     out->l = lane_sum(lane);
     return any;
@@ -563,6 +691,9 @@ void model_attend(const model *m, const kvs_attend *d, const float *q, const flo
         r.row[i / 2][i % 2] = xalloc((size_t)r.end * dim_of(m, i % 2));
         r.have[i / 2][i % 2] = (bool *)xalloc((size_t)r.end);
     }
+    for (int side = 0; side < 2; side++) {
+        r.params[side] = xalloc((size_t)r.end * 2 * MAX_GROUPS);
+    }
     for (r.head = 0; r.head < m->spec.n_kv_heads; r.head++) {
         for (int i = 0; i < 4; i++) {
             memset(r.have[i / 2][i % 2], 0, (size_t)r.end * sizeof(bool));
@@ -573,4 +704,6 @@ void model_attend(const model *m, const kvs_attend *d, const float *q, const flo
         free(r.row[i / 2][i % 2]);
         free(r.have[i / 2][i % 2]);
     }
+    free(r.params[0]);
+    free(r.params[1]);
 }
