@@ -9,6 +9,7 @@
 
 #include "base/half.h"
 #include "kern/math.h"
+#include "support/coded.h"
 
 static uint32_t dim_of(const model *m, int side)
 {
@@ -181,32 +182,18 @@ static void encoded_value(const model *m, const kvs_codec *codec, uint32_t dim, 
     }
 }
 
-#define MAX_GROUPS 32
-
 /* The codes of a row, as numbers, and scale and bias of each of its groups. */
 static void coded_value(const model *m, const kvs_codec *codec, uint32_t dim, const float *x,
-                        float *codes, float *params)
+                        float *codes, float *units)
 {
     uint32_t words[1024];
-    uint32_t units[2][64];
-    if (kvs_codec_encode(m->ctx, codec, dim, 1, x, KVS_F32, words, units[0], units[1], NULL) !=
+    uint32_t scales[64];
+    uint32_t biases[64];
+    if (kvs_codec_encode(m->ctx, codec, dim, 1, x, KVS_F32, words, scales, biases, NULL) !=
         KVS_OK) {
         abort();
     }
-    for (uint32_t i = 0; i < dim; i++) {
-        uint32_t code = 0;
-        for (uint32_t b = 0; b < codec->bits; b++) {
-            uint32_t at = i * codec->bits + b;
-            code |= (words[at / 32] >> at % 32 & 1) << b;
-        }
-        codes[i] = (float)code;
-    }
-    for (uint32_t i = 0; i < 2 * dim / codec->group; i++) {
-        const void *unit = units[i % 2];
-        params[i] = codec->dtype == KVS_F32   ? ((const float *)unit)[i / 2]
-                    : codec->dtype == KVS_F16 ? kvs__f16_to_f32(((const uint16_t *)unit)[i / 2])
-                                              : kvs__bf16_to_f32(((const uint16_t *)unit)[i / 2]);
-    }
+    coded_unpack(codec, dim, words, scales, biases, codes, units);
 }
 
 bool model_centered(const model *m)
@@ -413,28 +400,12 @@ typedef struct reading {
     uint32_t head;
     float *row[2][2]; /* [dense][side]: [end][dim]; codes where those are read as such */
     bool *have[2][2];
-    float *params[2]; /* [end][MAX_GROUPS][2]: of codes */
+    float *units[2]; /* [end][CODED_GROUPS][2]: of codes */
 } reading;
 
-/* Sixteen bits of some numbers (docs/numerics.md). */
-typedef struct sixteen {
-    int32_t x[1024];
-    float step;
-} sixteen;
-
-static void to_sixteen(sixteen *out, const float *x, uint32_t n)
+static float *units_at(const reading *r, int side, int64_t pos)
 {
-    float top = 0.0f;
-    bool finite = true;
-    for (uint32_t i = 0; i < n; i++) {
-        finite = finite && x[i] - x[i] == 0.0f;
-        top = fabsf(x[i]) > top ? fabsf(x[i]) : top;
-    }
-    bool none = !finite || top < 0x1p-100f;
-    out->step = finite ? (none ? 0.0f : top / 32512.0f) : NAN;
-    for (uint32_t i = 0; i < n; i++) {
-        out->x[i] = none ? 0 : (int32_t)rintf(x[i] * (32512.0f / top));
-    }
+    return r->units[side] + (size_t)pos * 2 * CODED_GROUPS;
 }
 
 /* Does a query read the codes of a side? */
@@ -482,7 +453,7 @@ static const float *value_at(reading *r, bool dense, int side, int64_t pos)
         if (c.rotate && !apart) {
             naive_hadamard(x, dim);
         }
-        coded_value(m, &c, dim, x, out, r->params[side] + (size_t)pos * 2 * MAX_GROUPS);
+        coded_value(m, &c, dim, x, out, units_at(r, side, pos));
     } else {
         stored_value(m, &c, dim, src, out);
     }
@@ -527,58 +498,6 @@ static float dot(const float *a, const float *b, uint32_t n)
     return sum;
 }
 
-/* Of a query and a token's codes: both exact, group by group. */
-static float coded_score(const model *m, const float *q, const float *codes, const float *params)
-{
-    float s = 0.0f;
-    for (uint32_t g = 0; g < m->spec.k_dim / m->spec.k.group; g++) {
-        const uint32_t at = g * m->spec.k.group;
-        static sixteen q16;
-        int64_t sum = 0;
-        int64_t product = 0;
-        to_sixteen(&q16, q + at, m->spec.k.group);
-        for (uint32_t i = 0; i < m->spec.k.group; i++) {
-            sum += q16.x[i];
-            product += q16.x[i] * (int64_t)codes[at + i];
-        }
-        s = fmaf((float)product * q16.step, params[2 * g], s);
-        s = fmaf((float)sum * q16.step, params[2 * g + 1], s);
-    }
-    return s;
-}
-
-/* The sum of the chunk's tokens by their numerators p, 0 where not seen. */
-static void coded_values(reading *r, int64_t c0, const float *p, const bool *seen, float *acc)
-{
-    const model *m = r->m;
-    const uint32_t group = m->spec.v.group;
-    static sixteen w16;
-    for (uint32_t g = 0; g < m->spec.v_dim / group; g++) {
-        float w[256] = {0};
-        float lane[16] = {0};
-        int64_t sum[128] = {0};
-        for (int i = 0; i < 256; i++) {
-            if (!seen[i] || p[i] == 0.0f) {
-                continue;
-            }
-            (void)value_at(r, false, 1, c0 + i);
-            const float *unit = r->params[1] + ((size_t)(c0 + i) * MAX_GROUPS + g) * 2;
-            w[i] = p[i] * unit[0];
-            lane[i % 16] = fmaf(p[i], unit[1], lane[i % 16]);
-        }
-        to_sixteen(&w16, w, 256);
-        for (int i = 0; i < 256; i++) {
-            for (uint32_t e = 0; w16.x[i] && e < group; e++) {
-                sum[e] += w16.x[i] * (int64_t)value_at(r, false, 1, c0 + i)[g * group + e];
-            }
-        }
-        float bias = lane_sum(lane) + 0.0f;
-        for (uint32_t e = 0; e < group; e++) {
-            acc[g * group + e] = fmaf((float)sum[e], w16.step, bias);
-        }
-    }
-}
-
 /* The visible tokens of one chunk for one query of the head; false if there are none. */
 static bool one_chunk(reading *r, uint32_t query, const float *q, int64_t c0, total *out)
 {
@@ -596,7 +515,7 @@ static bool one_chunk(reading *r, uint32_t query, const float *q, int64_t c0, to
         seen[p - c0] = true;
         const float *row = value_at(r, dense, 0, p);
         float sum = coded(m, dense, 0)
-                        ? coded_score(m, q, row, r->params[0] + (size_t)p * 2 * MAX_GROUPS)
+                        ? coded_score(m->spec.k_dim, m->spec.k.group, q, row, units_at(r, 0, p))
                         : dot(q, row, m->spec.k_dim);
         if (!dense && model_centered(m)) {
             sum += dot(q, center_row(m, p, r->head), m->spec.k_dim);
@@ -619,7 +538,13 @@ static bool one_chunk(reading *r, uint32_t query, const float *q, int64_t c0, to
         }
     }
     if (coded(m, dense, 1)) {
-        coded_values(r, c0, s, seen, out->acc);
+        const float *codes[256] = {NULL};
+        const float *units[256] = {NULL};
+        for (int i = 0; i < 256; i++) {
+            codes[i] = seen[i] ? value_at(r, false, 1, c0 + i) : NULL;
+            units[i] = seen[i] ? units_at(r, 1, c0 + i) : NULL;
+        }
+        coded_values(m->spec.v_dim, m->spec.v.group, s, codes, units, out->acc);
     }
     out->l = lane_sum(lane);
     return any;
@@ -692,7 +617,7 @@ void model_attend(const model *m, const kvs_attend *d, const float *q, const flo
         r.have[i / 2][i % 2] = (bool *)xalloc((size_t)r.end);
     }
     for (int side = 0; side < 2; side++) {
-        r.params[side] = xalloc((size_t)r.end * 2 * MAX_GROUPS);
+        r.units[side] = xalloc((size_t)r.end * 2 * CODED_GROUPS);
     }
     for (r.head = 0; r.head < m->spec.n_kv_heads; r.head++) {
         for (int i = 0; i < 4; i++) {
@@ -704,6 +629,6 @@ void model_attend(const model *m, const kvs_attend *d, const float *q, const flo
         free(r.row[i / 2][i % 2]);
         free(r.have[i / 2][i % 2]);
     }
-    free(r.params[0]);
-    free(r.params[1]);
+    free(r.units[0]);
+    free(r.units[1]);
 }
