@@ -11,7 +11,8 @@
  * draft model and plan (prefix_cache.h), and in the session's store (persist.h: given before kvs_spec_new),
  * in the same entries or beside them, under the same budgets. Given is what rounds have settled. The
  * drafter is lent, or reads, the longest prefix there is of its own state, never that of other
- * tokens, plans or models, and computes what it lacks of the text; kvs_spec_get_reuse tells. */
+ * tokens, plans or models, and computes what it lacks of the text; kvs_spec_get_reuse tells. Where memory
+ * or the pool has room for the text or for drafts, but not for both, drafts end. */
 #ifndef KVSTATE_SPECULATE_H
 #define KVSTATE_SPECULATE_H
 

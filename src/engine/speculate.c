@@ -490,7 +490,7 @@ kvs_status kvs_spec_get_reuse(const kvs_spec *p, kvs_reuse *out)
     }
     kvs_reuse r = KVS_REUSE_INIT;
     (void)kvs_session_get_reuse(p->drafter.session, &r);
-    if (p->drafter.apart.status != KVS_OK && r.reason[0] == '\0') {
+    if (p->drafter.off || (p->drafter.apart.status != KVS_OK && r.reason[0] == '\0')) {
         (void)snprintf(r.reason, sizeof r.reason, "%.159s", p->drafter.apart.msg);
     }
     return kvs__stats_write(out, &r, sizeof r);

@@ -256,7 +256,12 @@ bool kvs__drafter_yield(kvs__drafter *d)
         return false;
     }
     d->off = true;
-    return kvs_session_sync(d->session, NULL, 0, NULL, NULL) == KVS_OK;
+    if (kvs_session_sync(d->session, NULL, 0, NULL, NULL) != KVS_OK) {
+        return false;
+    }
+    d->apart.status = kvs__fail(&d->apart, KVS_E_NOMEM, "engine",
+                                "no memory for both: the draft model gave up what it held");
+    return true;
 }
 
 void kvs__drafter_abort(kvs__drafter *d)
