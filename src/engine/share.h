@@ -27,7 +27,7 @@ struct kvs_prefix_cache {
     uint32_t snapshot_stride;
     uint64_t n_sessions;
     size_t snapshot_bytes[KVS__PARTS]; /* of recurrent layers; 0: there are none */
-    unsigned char *blob;               /* a snapshot on its way into the index; NULL: there are none */
+    unsigned char *blob; /* a snapshot on its way into the index; NULL: there are none */
     size_t blob_bytes;
     const kvs_model *draft_model; /* NULL: no draft part */
     uint8_t draft_plan[KVS_PLAN_DIGEST_BYTES];

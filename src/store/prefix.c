@@ -278,10 +278,12 @@ kvs_status kvs__prefix_new_pair(kvs_ctx *ctx, const kvs_cache *like, const kvs_c
     if (st != KVS_OK) {
         return st;
     }
-    if (like->pages && kvs__pages_ctx(like->pages) != ctx) {
+    /* a cache without a paged layer has no pool */
+    kvs_pages *pages = like->pages || !draft ? like->pages : draft->pages;
+    if (pages && kvs__pages_ctx(pages) != ctx) {
         return kvs__fail(err, KVS_E_INVAL, "store", "the pool is of another context");
     }
-    if (draft && draft->pages != like->pages) {
+    if (draft && draft->pages && draft->pages != pages) {
         return kvs__fail(err, KVS_E_INVAL, "store", "the draft model's cache has another pool");
     }
     kvs_prefix *ix = kvs__calloc(ctx, 1, sizeof *ix);
@@ -290,8 +292,8 @@ kvs_status kvs__prefix_new_pair(kvs_ctx *ctx, const kvs_cache *like, const kvs_c
     }
     ix->ctx = ctx;
     ix->o = o;
-    ix->pages = like->pages;
-    ix->block = like->pages ? kvs__pages_block(like->pages) : KVS__PAGE_BLOCK;
+    ix->pages = pages;
+    ix->block = pages ? kvs__pages_block(pages) : KVS__PAGE_BLOCK;
     ix->rng = 0x2545f4914f6cdd1du;
     st = fill(ix, parts, err);
     if (st != KVS_OK) {

@@ -397,7 +397,8 @@ kvs_status kvs__prefix_check_key(const kvs_prefix_key *key, kvs_err *err)
 static kvs_status check_cache(const kvs_prefix *ix, const kvs__part *part, const kvs_cache *cache,
                               uint64_t n, kvs_err *err)
 {
-    if (!cache || cache->n_layers != part->n_layers || cache->pages != ix->pages) {
+    bool paged = part->end > part->first;
+    if (!cache || cache->n_layers != part->n_layers || (paged && cache->pages != ix->pages)) {
         return kvs__fail(err, KVS_E_INVAL, "store", "%s",
                          cache ? "the cache has other layers or "
                                  "another pool than the index"
