@@ -177,11 +177,10 @@ static kvs_status advance(kvs__drafter *d, kvs_sampler *sampler, uint32_t n, int
     return kvs_sampler_pick(sampler, s->logits, s->tokens, at + n, pick, err);
 }
 
-kvs_status kvs__drafter_draft(kvs__drafter *d, kvs_sampler *sampler, const int32_t *tokens,
-                              size_t n, uint32_t want, int32_t *out, uint32_t *got, kvs_err *err)
+static kvs_status draft(kvs__drafter *d, kvs_sampler *sampler, const int32_t *tokens, size_t n,
+                        uint32_t want, int32_t *out, uint32_t *got, kvs_err *err)
 {
     kvs_session *s = d->session;
-    *got = 0;
     if (want == 0 || n > s->n_ctx || d->off) {
         return KVS_OK;
     }
@@ -189,8 +188,8 @@ kvs_status kvs__drafter_draft(kvs__drafter *d, kvs_sampler *sampler, const int32
     size_t held = kvs__session_common(s, tokens, n);
     size_t before = n - held <= 2 && held < n ? held : n - 1;
     kvs_status st = kvs__session_goto(s, tokens, before, err);
-    if (st != KVS_OK) { /* a pool that is full is no reason to stop */
-        return st == KVS_E_LIMIT ? KVS_OK : st;
+    if (st != KVS_OK) {
+        return st;
     }
     uint32_t fresh = (uint32_t)(n - before);
     if (fresh > s->block) {
@@ -223,6 +222,14 @@ kvs_status kvs__drafter_draft(kvs__drafter *d, kvs_sampler *sampler, const int32
     }
     *got = want;
     return KVS_OK;
+}
+
+kvs_status kvs__drafter_draft(kvs__drafter *d, kvs_sampler *sampler, const int32_t *tokens,
+                              size_t n, uint32_t want, int32_t *out, uint32_t *got, kvs_err *err)
+{
+    *got = 0;
+    kvs_status st = draft(d, sampler, tokens, n, want, out, got, err);
+    return st == KVS_E_LIMIT ? KVS_OK : st; /* a pool that is full is no reason to stop */
 }
 
 kvs_status kvs__drafter_settle(kvs__drafter *d, uint32_t accepted, kvs_err *err)
