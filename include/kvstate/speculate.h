@@ -85,18 +85,18 @@ KVS_API kvs_status kvs_spec_next_rows(kvs_batch *batch, kvs_spec *const *specs, 
 typedef struct kvs_spec_stats {
     size_t struct_size;
     uint64_t n_rounds;
-    uint64_t n_tokens;   /* that the session took from rounds */
-    uint64_t n_drafts;   /* computed */
-    uint64_t n_accepted; /* of them */
-    uint32_t depth;      /* drafts that the next round may have, 0: pausing */
-    size_t bytes;        /* state and scratch of a draft model */
-    /* Tokens of its text that a draft model was lent or read from a store, and that it computed. */
-    uint64_t draft_reused;
-    uint64_t draft_computed;
+    uint64_t n_tokens;       /* that the session took from rounds */
+    uint64_t n_drafts;       /* computed */
+    uint64_t n_accepted;     /* of them */
+    uint32_t depth;          /* drafts that the next round may have, 0: pausing */
+    size_t bytes;            /* state and scratch of a draft model */
+    uint64_t draft_reused;   /* tokens that a draft model was lent or read from a store */
+    uint64_t draft_restored; /* of these, from a store */
+    uint64_t draft_computed; /* and those that it computed, drafts that stayed included */
 } kvs_spec_stats;
 #define KVS_SPEC_STATS_INIT                                                                        \
     {                                                                                              \
-        sizeof(kvs_spec_stats), 0, 0, 0, 0, 0, 0, 0, 0                                             \
+        sizeof(kvs_spec_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0                                          \
     }
 KVS_API kvs_status kvs_spec_get_stats(const kvs_spec *spec, kvs_spec_stats *out);
 /* As kvs_session_get_reuse, of the draft model's state: of the last time that it came to a text, not of

@@ -483,8 +483,12 @@ static kvs_status approach(kvs_session *s, const int32_t *tokens, size_t n, kvs_
     }
     kvs_status st = fetch(s, tokens, n + 1, own);
     s->n_own = st == KVS_NO ? own : 0;
-    s->n_reused += st == KVS_OK ? s->n_tokens : 0;
-    if (st == KVS_OK && s->n_tokens == n) { /* it may have come from disk: then others are lent it */
+    if (st == KVS_OK && s->n_tokens > own) {
+        s->n_reused += s->n_tokens - own;
+        s->n_restored += kvs__share_lent(s->share) > 0 ? 0 : s->n_tokens - own;
+    }
+    if (st == KVS_OK &&
+        s->n_tokens == n) { /* it may have come from disk: then others are lent it */
         kvs__share_keep(s->share, s->tokens, n);
     }
     return st == KVS_NO ? cut(s, own, err) : st;

@@ -42,6 +42,7 @@ struct kvs_session {
     bool broken;
     uint64_t n_computed;
     uint64_t n_reused;
+    uint64_t n_restored;   /* of these, of a draft model, from a store */
     size_t n_own;          /* of those reused by the last sync, its own */
     kvs__persist *persist; /* NULL: no store */
     kvs__share *share;     /* NULL: no prefix cache */

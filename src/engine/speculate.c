@@ -475,6 +475,7 @@ kvs_status kvs_spec_get_stats(const kvs_spec *p, kvs_spec_stats *out)
         (void)kvs_session_get_stats(p->drafter.session, &d);
         r.bytes = d.state_bytes + d.scratch_bytes;
         r.draft_reused = d.n_reused;
+        r.draft_restored = p->drafter.session->n_restored;
         r.draft_computed = d.n_computed;
     }
     return kvs__stats_write(out, &r, sizeof r);

@@ -452,6 +452,7 @@ static void test_restored(void **state)
         assert_true(a.lent == PROMPT - 1 || (snapshots && a.lent == PROMPT - 8));
         snapshots = tiny_is(&r.p->draft, "mamba2") || tiny_is(&r.p->draft, "qwen3next");
         assert_int_equal(a.first.n_disk, a.st.draft_reused);
+        assert_int_equal(a.first.n_disk, a.st.draft_restored);
         had(&r, "the same", a.first.n_disk, snapshots ? PROMPT - 8 : PROMPT);
         same_drafts(&r, &a, &cold);
         a = talk(&r, &texts[1], PROMPT, NULL);
