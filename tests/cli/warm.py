@@ -83,7 +83,7 @@ def other_plan(p, folder):
 
 def draft_model(p, folder):
     """The model as its own drafter: both come back, and the drafts are those of a cold one."""
-    for plan in ((), ("--kv", "q8", "--kv-block", "16")):
+    for plan in ((), ("--kv", "f32", "--kv-block", "16")):
         d = os.path.join(folder, "draft%d" % len(plan))
         how = ("--draft", p.command[3], "--cache-dir", d, *plan, *SIZE)
         cold = p.json("--no-cache", *plan, *SIZE)
