@@ -4,7 +4,8 @@
  *
  * An entry is one: it is kept and evicted, waits and counts under the budget with both states. Each may
  * be missing, so that a lookup of one part finds what can be resumed from of that part, maybe less than of
- * the other. Nothing of the draft part counts as a use: the request that it belongs to has counted. */
+ * the other; in a block that agrees in part alone maybe nothing of that block, where the texts that come
+ * nearest lack the part. Nothing of the draft part counts as a use: the request that it belongs to has counted. */
 #ifndef KVS_STORE_PREFIX_PART_H
 #define KVS_STORE_PREFIX_PART_H
 
