@@ -335,6 +335,10 @@ void kvs__paged_advance(kvs__store *s, uint64_t n)
 
 void kvs__paged_jump(kvs__store *s, int64_t at)
 {
+    uint64_t end = s->n_sink * s->block;
+    if (at > s->len && (uint64_t)s->len < end) { /* I8 */
+        s->hole = s->block - (uint32_t)(end - least(end, (uint64_t)at));
+    }
     s->lo = at;
     s->len = at;
     release_front(s);
@@ -354,6 +358,7 @@ void kvs__paged_rewind(kvs__store *s, int64_t len)
 {
     s->len = len;
     s->lo = len < s->lo ? len : s->lo;
+    s->hole = len > (int64_t)s->sinks ? s->hole : 0; /* what comes next fills it */
     trim(s, (uint32_t)entries_below(s, len));
 }
 
@@ -364,6 +369,7 @@ void kvs__paged_drop(kvs_ctx *ctx, kvs__store *s)
     s->table = NULL;
     s->table_cap = 0;
     s->front = s->n_sink;
+    s->hole = 0;
     s->lo = 0;
     s->len = 0;
 }
@@ -378,6 +384,7 @@ void kvs__paged_adopt(kvs__store *s, kvs__seg *const *page, uint64_t n, uint64_t
     }
     s->n_segs = (uint32_t)n;
     s->front = first;
+    s->hole = len > (int64_t)s->sinks ? s->hole : 0;
     s->lo = lo;
     s->len = len;
     set_phases(s, 0);

@@ -536,6 +536,7 @@ kvs_status kvs__page_take(kvs_pages *p, const kvs__fmt *fmt, const kvs__seg *aft
     kvs__pages_unlock(p);
     if (st == KVS_OK) {
         page->phase = KVS__NO_PHASE;
+        page->hole = 0;
         kvs__page_clear(fmt, page); /* I4 */
         *out = page;
     }

@@ -68,7 +68,13 @@ kvs_status kvs__page_keep_of(const kvs_cache *c, uint32_t layer, uint64_t block,
                          "layer %u: block %llu is not stored, %lld is the oldest position", layer,
                          (unsigned long long)block, (long long)s->lo);
     }
+    kvs__pages_lock(c->pages);
+    uint32_t hole = block + 1 == s->n_sink ? s->hole : 0;
+    if ((*at)->kept == 0 || (*at)->hole < hole) { /* who holds the sinks alone knows of none */
+        (*at)->hole = hole;
+    }
     kvs__page_keep(*at);
+    kvs__pages_unlock(c->pages);
     *out = *at;
     return KVS_OK;
 }
@@ -191,6 +197,14 @@ static int64_t oldest_of(const kvs__store *s, const kvs__page_list *list)
     return list->oldest > lo ? list->oldest : lo;
 }
 
+/* Of a store that takes blocks over: its sinks' block has nothing between them and oldest. */
+static uint32_t hole_of(const kvs__store *s, int64_t oldest)
+{
+    int64_t end = (int64_t)(s->n_sink * s->block);
+    int64_t upto = oldest < end ? oldest : end;
+    return upto > (int64_t)s->sinks ? (uint32_t)(upto - (end - s->block)) : 0;
+}
+
 static kvs_status check_pages(const kvs_cache *c, uint32_t i, const kvs__store *s,
                               const kvs__page_list *list, kvs_err *err)
 {
@@ -277,6 +291,7 @@ kvs_status kvs__page_attach(kvs_cache *c, uint64_t n_tokens, const kvs__page_lis
         if (list[i].n > 0) {
             kvs__store *s = target(c, i, n_tokens);
             uint64_t first = list[i].first > s->n_sink ? list[i].first : s->n_sink;
+            s->hole = hole_of(s, list[i].oldest);
             kvs__paged_adopt(s, list[i].page, list[i].n, first, oldest_of(s, &list[i]),
                              (int64_t)n_tokens);
         }

@@ -117,7 +117,8 @@ typedef struct kvs__page_list {
     uint64_t n;
     uint64_t n_sink;
     uint64_t first;
-    int64_t oldest; /* no position from here on is missing: kvs_cache_oldest of the source */
+    int64_t oldest; /* no position from here on is missing, but those of blocks that are not in the
+                       list: kvs_cache_oldest of the source, or less */
 } kvs__page_list;
 /* Makes an empty cache one of n_tokens tokens that shares these blocks: list [n_layers]. A list may
  * start later than kvs__page_need_of says as long as the next query's window is whole. A layer that

@@ -54,6 +54,7 @@ typedef struct kvs__seg {
     uint32_t n_centers;                         /* of a head */
     uint32_t
         phase; /* a pool's block: its first position mod KVS_CENTER_GROUP; KVS__NO_PHASE: none */
+    uint32_t hole; /* of a block that an index keeps: as in the store it came from (I8) */
 } kvs__seg;
 
 /* From the header of one block of a pool to that of the block beside it (pages_chunk.h). */
@@ -72,7 +73,11 @@ typedef struct kvs__seg {
  * I7  A segment that holds a token of a group of positions holds the group's centre, too.
  * I6  paged (paged.c): position p lies at slot p mod block of block number b = p / block, which is
  *     table[b] for b < n_sink, table[n_sink + b - front] beyond; all n_segs entries are blocks, those
- *     from ceil(len / block) on are this store's alone. */
+ *     from ceil(len / block) on are this store's alone.
+ * I8  paged: where sinks end within a block, the rest of it was seen when they were appended, and is
+ *     there as long as the block. After an import past a gap it is not: then `hole` is the slot of the
+ *     last block of sinks below which, from the sinks on, nothing is stored. lo is beyond it; it
+ *     matters to others that begin earlier and are lent the block. */
 typedef struct kvs__store {
     kvs__fmt fmt;
     kvs_layout layout;
@@ -93,6 +98,7 @@ typedef struct kvs__store {
     uint32_t shift;   /* of a block of 2^shift tokens; 0: divide */
     bool joins;       /* blocks side by side are read and written as one */
     uint64_t n_sink;  /* blocks with sinks, kept whatever the window */
+    uint32_t hole;    /* I8; 0: none */
     uint64_t front;   /* number of the first block after those of the sinks, >= n_sink */
     kvs__seg **table; /* [table_cap], n_segs in use */
     uint64_t table_cap;

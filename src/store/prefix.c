@@ -161,6 +161,7 @@ static void fill_slot(kvs__slot *slot, const kvs__layer *l, uint32_t layer, bool
     slot->window = s->window;
     slot->ring_cap = s->ring_cap;
     slot->n_sink = s->n_sink;
+    slot->sinks = s->sinks;
 }
 
 static kvs_status read_layers(kvs_prefix *ix, uint32_t which, const kvs_cache *like, bool count,
@@ -222,7 +223,7 @@ static kvs_status read_opts(const kvs_prefix_opts *opts, kvs_prefix_opts *o, kvs
 
 static size_t run_len(const kvs_prefix *ix)
 {
-    return (size_t)5 * ix->n_slots + 1;
+    return (size_t)7 * ix->n_slots + 1;
 }
 
 static kvs_status fill(kvs_prefix *ix, const kvs_cache *const like[KVS__PARTS], kvs_err *err)

@@ -15,6 +15,7 @@ typedef struct walk {
     uint32_t which;  /* part */
     uint32_t *run;   /* [n_slots]: first block of the run up to the current one, KVS__NONE: none */
     uint32_t *sinks; /* [n_slots]: blocks kept from 0 on, up to n_sink */
+    uint32_t *hole;  /* [n_slots]: that of the last of those (store.h I8) */
     uint32_t *best_run;
     uint64_t limit; /* tokens that may be resumed from */
     uint64_t known;
@@ -40,8 +41,15 @@ static void step(walk *w, const kvs__node *node, uint32_t block)
         }
         if (node->page[s] && w->sinks[s] == block && block < ix->slot[s].n_sink) {
             w->sinks[s]++;
+            w->hole[s] = block + 1 == ix->slot[s].n_sink ? node->page[s]->hole : 0;
         }
     }
+}
+
+/* First position that is stored but for the sinks, as far as their last block tells. */
+static uint64_t past_hole(const walk *w, uint32_t s)
+{
+    return w->hole[s] ? (w->ix->slot[s].n_sink - 1) * w->ix->block + w->hole[s] : 0;
 }
 
 /* Can n tokens, which end in the current block, be resumed from? */
@@ -55,13 +63,16 @@ static bool usable(walk *w, uint64_t n)
             continue;
         }
         uint64_t first = 0;
+        bool whole = true;
         if (slot->window > 0) { /* the next query, at n, sees n - window + 1 and later */
-            first = n + 1 > slot->window ? (n + 1 - slot->window) / ix->block : 0;
+            uint64_t seen = n + 1 > slot->window ? n + 1 - slot->window : 0;
+            whole = n <= slot->sinks || seen >= past_hole(w, s);
+            first = seen / ix->block;
         }
         bool in_sinks = end <= slot->n_sink;
         bool run = in_sinks ||
                    (w->run[s] != KVS__NONE && (w->run[s] <= first || w->run[s] <= slot->n_sink));
-        if (!run || w->sinks[s] < least(slot->n_sink, end)) {
+        if (!run || !whole || w->sinks[s] < least(slot->n_sink, end)) {
             bool gone = slot->window > 0 && slot->dense_until == 0;
             w->why = gone ? KVS_PREFIX_WINDOW : KVS_PREFIX_FORMAT;
             return false;
@@ -116,10 +127,10 @@ static void consider_part(walk *w, kvs__node *node, uint32_t block, uint32_t sam
     if (same == 0) {
         return;
     }
-    memcpy(saved, w->run, 2 * bytes); /* run and sinks lie together */
+    memcpy(saved, w->run, 3 * bytes); /* run, sinks and hole lie together */
     step(w, node, block);
     consider(w, node, block, same);
-    memcpy(w->run, saved, 2 * bytes);
+    memcpy(w->run, saved, 3 * bytes);
 }
 
 /* All leaves whose tokens begin the block: each may have what longer
@@ -232,6 +243,17 @@ static kvs__seg *page_at(const walk *w, uint64_t block, uint32_t s)
     return (block == last ? w->tail : w->ix->path[block])->page[s];
 }
 
+/* Of the best: positions of its sinks' last block that are missing end here; 0: none. */
+static int64_t hole_in(const walk *w, uint32_t s, uint64_t n_sink)
+{
+    const kvs__slot *slot = &w->ix->slot[s];
+    if (slot->window == 0 || n_sink == 0 || n_sink < slot->n_sink || w->best <= slot->sinks) {
+        return 0;
+    }
+    uint32_t hole = page_at(w, n_sink - 1, s)->hole;
+    return hole ? (int64_t)((n_sink - 1) * w->ix->block + hole) : 0;
+}
+
 static void fill_lease(const walk *w, kvs_lease *lease)
 {
     const kvs_prefix *ix = w->ix;
@@ -246,7 +268,7 @@ static void fill_lease(const walk *w, kvs_lease *lease)
         list->n = l.n;
         list->n_sink = l.n_sink;
         list->first = l.first;
-        list->oldest = 0;
+        list->oldest = hole_in(w, s, l.n_sink);
         for (uint64_t i = 0; i < l.n; i++) {
             uint64_t block = i < l.n_sink ? i : l.first + i - l.n_sink;
             *to = page_at(w, block, s);
@@ -352,14 +374,15 @@ static kvs_status search(walk *w, kvs__node *root, const kvs_prefix_key *key, si
                          kvs_lease **out, kvs_err *err)
 {
     kvs_prefix *ix = w->ix;
-    uint32_t *saved = ix->run + (size_t)3 * ix->n_slots; /* two rows */
+    uint32_t *saved = ix->run + (size_t)4 * ix->n_slots; /* three rows */
     w->run = ix->run;
     w->sinks = ix->run + ix->n_slots;
-    w->best_run = ix->run + (size_t)2 * ix->n_slots;
+    w->hole = ix->run + (size_t)2 * ix->n_slots;
+    w->best_run = ix->run + (size_t)3 * ix->n_slots;
     w->limit = key->n_ids - 1;
     if (ix->n_slots > 0) {
         memset(w->run, 0xff, ix->n_slots * sizeof *w->run);
-        memset(w->sinks, 0, ix->n_slots * sizeof *w->sinks);
+        memset(w->sinks, 0, (size_t)2 * ix->n_slots * sizeof *w->sinks); /* and holes */
     }
     kvs__node_hold(ix, root);
     kvs_status st = reserve_path(ix, key->n_ids / ix->block + 1, err);

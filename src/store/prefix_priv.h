@@ -42,6 +42,7 @@ typedef struct kvs__slot {
     uint32_t window;      /* 0: sees all */
     uint64_t ring_cap;
     uint64_t n_sink; /* blocks */
+    uint32_t sinks;  /* tokens */
     size_t page_bytes;
 } kvs__slot;
 
@@ -99,7 +100,7 @@ struct kvs_prefix {
     kvs__idmap sessions; /* of session -> number of the node's item */
     kvs__node **path;    /* [cap_path], of a lookup */
     size_t cap_path;
-    uint32_t *run; /* [5][n_slots], of a lookup; never NULL */
+    uint32_t *run; /* [7][n_slots], of a lookup; never NULL */
     uint64_t rng;
     size_t own;
     size_t peak;

@@ -58,6 +58,31 @@ static bool there(const publication *p, const kvs__slot *slot, uint32_t block)
     return whole && kvs__paged_find(s, block) != NULL;
 }
 
+/* Has the node, of a block of sinks, one that lacks something which the cache's has (store.h I8)? */
+static bool poorer(const publication *p, const kvs__node *node, uint32_t block, uint32_t s)
+{
+    const kvs__slot *slot = &p->ix->slot[s];
+    if (slot->window == 0 || block + 1 != slot->n_sink || !node->page[s] ||
+        node->page[s]->hole == 0 || !there(p, slot, block)) {
+        return false;
+    }
+    return kvs__layer_store(&p->cache->layer[slot->layer])->hole < node->page[s]->hole;
+}
+
+/* Such blocks make way for the cache's, of the same size. */
+static void enrich(const publication *p, kvs__node *node, uint32_t block)
+{
+    const kvs__part *part = &p->ix->part[p->which];
+    for (uint32_t s = part->first; s < part->end; s++) {
+        kvs__seg *page = NULL;
+        if (poorer(p, node, block, s) && kvs__page_keep_of(p->cache, p->ix->slot[s].layer, block,
+                                                           p->key->n_ids, &page, NULL) == KVS_OK) {
+            kvs__page_unkeep(node->page[s]);
+            node->page[s] = page;
+        }
+    }
+}
+
 /* Slots of one kind (apart or not) that the node lacks and the cache has: their bytes, or (take)
  * references to them. */
 static size_t lacking(const publication *p, kvs__node *node, uint32_t block, bool windows,
@@ -153,7 +178,8 @@ static kvs_status enlarge(kvs_prefix *ix, kvs__node *node, size_t bytes, kvs_err
 static bool covers(const kvs_prefix *ix, const kvs__node *node, const kvs__node *old)
 {
     for (uint32_t s = 0; s < ix->n_slots; s++) {
-        if (old->page[s] && (!node->page[s] || apart(&ix->slot[s], node->depth))) {
+        if (old->page[s] && (!node->page[s] || node->page[s]->hole > old->page[s]->hole ||
+                             apart(&ix->slot[s], node->depth))) {
             return false;
         }
     }
@@ -181,6 +207,7 @@ static void supersede(kvs_prefix *ix, kvs__node *node)
 static kvs_status complete(const publication *p, kvs__node *node, uint32_t block, kvs_err *err)
 {
     size_t bytes = lacking(p, node, block, false, false);
+    enrich(p, node, block);
     if (bytes > 0) {
         kvs_status st = enlarge(p->ix, node, bytes, err);
         if (st != KVS_OK) {
@@ -257,9 +284,12 @@ static kvs__node *child_for(const publication *p, uint32_t block, const int32_t 
     if (!node || node->n_tokens == n) {
         return node;
     }
-    bool own = (p->o->snapshot && p->ix->part[p->which].snapshots) ||
-               lacking(p, node, block, true, false) > 0 ||
+    const kvs__part *part = &p->ix->part[p->which];
+    bool own = (p->o->snapshot && part->snapshots) || lacking(p, node, block, true, false) > 0 ||
                lacking(p, node, block, false, false) > 0;
+    for (uint32_t s = part->first; !own && s < part->end; s++) {
+        own = poorer(p, node, block, s);
+    }
     return own ? NULL : node;
 }
 

@@ -17,8 +17,9 @@ typedef struct prefixops_stats {
     uint64_t failed; /* calls that an allocation failed */
     uint64_t evicted;
     uint64_t cancelled;
-    uint64_t waits;  /* texts that waited to the end */
-    uint64_t stayed; /* of these, those that had to be there then, and were */
+    uint64_t restored; /* publications of caches that were read back */
+    uint64_t waits;    /* texts that waited to the end */
+    uint64_t stayed;   /* of these, those that had to be there then, and were */
 } prefixops_stats;
 
 /* 0: agrees. Otherwise 1, after printing what differs. */
