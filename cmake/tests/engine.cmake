@@ -21,8 +21,8 @@ if(KVS_ENGINE AND CMOCKA_LIB AND NOT CMAKE_CROSSCOMPILING)
 endif()
 # Random programs over sessions, against sessions that never did anything else.
 if(KVS_ENGINE AND NOT CMAKE_CROSSCOMPILING)
-  add_executable(test_sessions tests/diff/test_sessions.c $<TARGET_OBJECTS:kvstate_engine_objects>
-    $<TARGET_OBJECTS:kvstate_objects>)
+  add_executable(test_sessions tests/diff/test_sessions.c tests/diff/sessions_world.c
+    $<TARGET_OBJECTS:kvstate_engine_objects> $<TARGET_OBJECTS:kvstate_objects>)
   target_include_directories(test_sessions PRIVATE include src tests)
   target_compile_definitions(test_sessions PRIVATE KVS_STATIC)
   target_link_libraries(test_sessions PRIVATE kvs_flags Threads::Threads m PkgConfig::KVS_PCRE2)
