@@ -380,17 +380,6 @@ void choose_text(world *w, text *t)
     add_random(t, first ? 30 + below(60) : chance(3) ? 0 : chance(2) ? below(8) : below(60));
 }
 
-static void write_model(world *w)
-{
-    gb b;
-    tiny_build(&b, &w->t);
-    FILE *f = fopen(w->file, "wb");
-    if (!f || fwrite(b.p, 1, b.n, f) != b.n || fclose(f) != 0) {
-        DIE("%s can't be written", w->file);
-    }
-    gb_free(&b);
-}
-
 void begin_world(world *w)
 {
     struct counts n = w->n;
@@ -409,7 +398,9 @@ void begin_world(world *w)
     (void)snprintf(w->file, sizeof w->file, "%s/model", w->base);
     (void)snprintf(w->dir, sizeof w->dir, "%s/state", w->base);
     choose_world(w);
-    write_model(w);
+    if (!tiny_save(&w->t, w->file)) {
+        DIE("%s can't be written", w->file);
+    }
     for (int tries = 0; !open_world(w); tries++) { /* what this geometry can't hold: dense */
         if (tries == 4) {
             DIE("no plan fits");
