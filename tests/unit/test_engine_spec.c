@@ -137,7 +137,6 @@ static void test_other_kinds(void **state)
     }
 }
 
-/* Recurrent layers go back through snapshots, borrowed ones with their donor. */
 /* Of what does not go back no round is begun: it is refused, and not called a full context. */
 static void test_no_undo(void **state)
 {
@@ -173,6 +172,7 @@ static void test_no_undo(void **state)
     spec_rig_close(&r);
 }
 
+/* Recurrent layers go back through snapshots, borrowed ones with their donor. */
 static void test_hybrids(void **state)
 {
     (void)state;
