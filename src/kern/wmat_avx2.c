@@ -39,28 +39,6 @@ typedef __m256 vec;
         }                                                                                          \
     } while (0)
 
-/* Lanes i + (i + 8), then + 4: one vector of four for one output. */
-XI __m128 fold(const float *acc)
-{
-    __m256 s = _mm256_add_ps(_mm256_loadu_ps(acc), _mm256_loadu_ps(acc + 8));
-    return _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
-}
-
-XI void reduce4(float *y, const float *acc)
-{
-    __m128 a = fold(acc);
-    __m128 b = fold(acc + 16);
-    __m128 c = fold(acc + 32);
-    __m128 d = fold(acc + 48);
-    __m128 ab = _mm_add_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a)); /* i + (i + 2) */
-    __m128 cd = _mm_add_ps(_mm_movelh_ps(c, d), _mm_movehl_ps(d, c));
-    __m128 even = _mm_shuffle_ps(ab, cd, _MM_SHUFFLE(2, 0, 2, 0));
-    __m128 odd = _mm_shuffle_ps(ab, cd, _MM_SHUFFLE(3, 1, 3, 1));
-    __m128 s = _mm_add_ps(even, odd);
-    __m128 nan = _mm_castsi128_ps(_mm_set1_epi32(0x7fc00000));
-    _mm_storeu_ps(y, _mm_blendv_ps(s, nan, _mm_cmpunord_ps(s, s)));
-}
-
 #include "kern/wmat_tile.h"
 
 /* 32 signed bytes as floats. */

@@ -51,21 +51,6 @@ XI vec halves(vec a, vec b)
     return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
 }
 
-XI void reduce4(float *y, const float *acc)
-{
-    __m512 ab = halves(vload(acc), vload(acc + 16));
-    __m512 cd = halves(vload(acc + 32), vload(acc + 48));
-    /* i + (i + 4): one part for each output */
-    __m512 s =
-        _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
-    s = _mm512_add_ps(s, _mm512_permute_ps(s, 0x4e)); /* i + (i + 2) */
-    s = _mm512_add_ps(s, _mm512_permute_ps(s, 0xb1)); /* i + (i + 1) */
-    __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
-    __m128 r = _mm512_castps512_ps128(_mm512_permutexvar_ps(first, s));
-    __mmask8 nan = _mm_cmp_ps_mask(r, r, _CMP_UNORD_Q);
-    _mm_storeu_ps(y, _mm_mask_mov_ps(r, nan, _mm_castsi128_ps(_mm_set1_epi32(0x7fc00000))));
-}
-
 /* Sums of sixteen times 16 lanes, in the order of reduce4, from registers: a[i] to y[i]. */
 XI void sum16(float *y, const vec *a)
 {

@@ -6,7 +6,7 @@
  * FUSED_MAX (most rows of x that go the fused way together: 4 or 8), FUSED_MOST (and one group after
  * another: decoding again costs less than packing), FUSED_COLS_N (rows of W side by side
  * for N rows of x), FUSED_SHARED (registers suffice for a part of all of these), reduce4 (four
- * times 16 lanes -> four sums), sum16 (sixteen vectors -> sixteen sums; where FUSED_MAX > 4),
+ * times 16 lanes -> four sums), reduce8 (eight; where REDUCE8 is defined), sum16 (sixteen vectors -> sixteen sums; where FUSED_MAX > 4),
  * f16_one (an f16 in memory as float) and, for each type T, hdr_T and dec_T. An affine type has no
  * hdr of its own (NULL): its scales lie in other planes.
  *
@@ -77,7 +77,13 @@ AI void header(hdr_fn hdr, const kvs__wrows *w, size_t j, size_t i, const uint8_
 /* n (a multiple of 4) sums of lanes at acc[16 * j] to y, of which n_out exist. */
 AI void reduce(float *y, const float *acc, size_t n, size_t n_out)
 {
-    for (size_t j = 0; j < n; j += 4) {
+    size_t j = 0;
+#ifdef REDUCE8
+    for (; j + 8 <= n_out; j += 8) {
+        reduce8(y + j, acc + j * LANES);
+    }
+#endif
+    for (; j < n; j += 4) {
         if (j + 4 <= n_out) {
             reduce4(y + j, acc + j * LANES);
         } else {
