@@ -29,9 +29,9 @@
     BLOCK(6, 1)                                                                                    \
     BLOCK(6, 2)
 
-#define DIRECT_ROWS  4
-#define T_MAX        2
-#define C_MAX        8
+#define DIRECT_ROWS 4
+#define T_MAX       2
+#define C_MAX       8
 #define DIRECT_SHAPES(X)                                                                           \
     X(1, 2, 8)                                                                                     \
     X(2, 2, 4)                                                                                     \

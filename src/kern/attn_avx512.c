@@ -36,9 +36,9 @@
     BLOCK(8, 1)                                                                                    \
     BLOCK(8, 2)
 
-#define DIRECT_ROWS  8
-#define T_MAX        4
-#define C_MAX        4
+#define DIRECT_ROWS 8
+#define T_MAX       4
+#define C_MAX       4
 /* 4 x 2 leaves the broadcasts fewer vectors to wait for and is 15 % faster than 4 x 4. */
 #define DIRECT_SHAPES(X)                                                                           \
     X(1, 4, 4)                                                                                     \

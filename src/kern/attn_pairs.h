@@ -602,7 +602,8 @@ PAIR_SHAPES(PAIR_INSTANCES)
         unpack_rows(dst, a, row_bytes, n, dim, bits);                                              \
     }
 UNPACK(2)
-UNPACK(3) UNPACK(4) UNPACK(5) UNPACK(6) UNPACK(8)
+UNPACK(3)
+UNPACK(4) UNPACK(5) UNPACK(6) UNPACK(8)
 
 #define SCORES_ENTRY(bits, R, T, U) [bits][R] = scores_##bits##_##R,
 #define VALUES_ENTRY(bits, R, T, U) [bits][R] = values_##bits##_##R,
