@@ -32,6 +32,7 @@ size_t kvs__work_carve(const kvs__fmt *fmt, unsigned char *base, kvs__work *w)
     size_t pairs = codes[KVS__K] ? KVS__PAIR_TILES * kd / 2 * KVS__TILE : 0;
     pairs = codes[KVS__V] && pairs < KVS__PAIR_ROWS / 2 * vd ? KVS__PAIR_ROWS / 2 * vd : pairs;
     float *batch = NULL;
+    float *head = NULL;
     float *at[5] = {NULL};
     struct {
         float **at;
@@ -61,6 +62,7 @@ size_t kvs__work_carve(const kvs__fmt *fmt, unsigned char *base, kvs__work *w)
         {&w->qc, centers * KVS__ROWS},
         {&w->ones, centers ? KVS_CENTER_GROUP : 0},
         {&batch, centers ? sizeof *w->batch / sizeof(float) : 0},
+        {&head, sizeof *w->head / sizeof(float)},
     };
     size_t used = 0;
     for (size_t i = 0; i < KVS_COUNT(part); i++) {
@@ -68,6 +70,7 @@ size_t kvs__work_carve(const kvs__fmt *fmt, unsigned char *base, kvs__work *w)
         used += round_up(part[i].n * sizeof(float));
     }
     w->batch = (int64_t *)(void *)batch;
+    w->head = (int64_t *)(void *)head;
     w->qp = (uint32_t *)(void *)at[0];
     w->pairs = (uint32_t *)(void *)at[1];
     w->raw = at[2];
@@ -134,10 +137,25 @@ static void add_flags(const kvs__job *j, uint16_t *mask, int64_t c0)
     }
 }
 
+/* Does every query of some rows see all of the chunk? The bounds grow with the query. */
+static bool sees_all(const kvs__job *j, uint32_t row0, uint32_t n, int64_t c0)
+{
+    visible first = seen_by(j, j->q_begin + row0 / j->rep);
+    visible last = seen_by(j, j->q_begin + (row0 + n - 1) / j->rep);
+    int64_t end = c0 + (int64_t)KVS__CHUNK;
+    return end <= first.sinks || (c0 >= last.begin && end <= first.end);
+}
+
 /* Masks of rows [row0, row0 + n) of a KV head for one chunk; false if none sees anything. */
 static bool fill_masks(const kvs__job *j, const kvs__work *w, uint32_t row0, uint32_t n, int64_t c0)
 {
     uint16_t seen = 0;
+    if (sees_all(j, row0, n, c0)) {
+        memset(w->mask, 0xff, (size_t)n * KVS__CHUNK_TILES * sizeof *w->mask);
+        memset(w->any, 0xff, KVS__CHUNK_TILES * sizeof *w->any);
+        memset(w->all, 0xff, KVS__CHUNK_TILES * sizeof *w->all);
+        return true;
+    }
     memset(w->any, 0, KVS__CHUNK_TILES * sizeof *w->any);
     memset(w->all, 0xff, KVS__CHUNK_TILES * sizeof *w->all);
     for (uint32_t r = 0; r < n; r++) {

@@ -61,6 +61,7 @@ typedef struct kvs__work {
     float *qc;      /* [KVS__CENTERS][KVS__ROWS]: their products with the queries */
     float *ones;    /* [KVS_CENTER_GROUP] */
     int64_t *batch; /* which batch qc is of, -1: none yet */
+    int64_t *head;  /* whose queries q has, for who sets it */
     uint16_t *mask; /* [KVS__ROWS][16] */
     uint16_t *any;  /* [16] tokens that some row of the block sees, of a chunk */
     uint16_t *all;  /* [16] that every row sees */

@@ -152,22 +152,33 @@ typedef struct v_run {
     kvs__planes planes;
 } v_run;
 
+static bool seen(const kvs__work *w, uint32_t t)
+{
+    return w->any[t / KVS__TILE] >> t % KVS__TILE & 1;
+}
+
+/* Where the tokens end that some row sees, from t on. */
+static uint32_t seen_end(const kvs__work *w, uint32_t t)
+{
+    while (t < KVS__CHUNK && seen(w, t)) {
+        t += t % KVS__TILE == 0 && w->any[t / KVS__TILE] == 0xffff ? KVS__TILE : 1;
+    }
+    return t;
+}
+
 /* The next run from *t, a token of the chunk, on, at most `step` tokens or those of 16 KiB; false: none. */
 static bool next_run(const kvs__job *j, const kvs__work *w, uint32_t head, int64_t c0, uint32_t *t,
                      bool ahead, v_run *run)
 {
     const kvs__side *v = &j->s->fmt.side[KVS__V];
-    uint32_t end = *t;
-    while (end < KVS__CHUNK && !(w->any[end / KVS__TILE] >> end % KVS__TILE & 1)) {
-        end++;
+    run->at = *t;
+    while (run->at < KVS__CHUNK && !seen(w, run->at)) {
+        run->at++;
     }
-    run->at = end;
-    if (end == KVS__CHUNK) {
+    if (run->at == KVS__CHUNK) {
         return false;
     }
-    while (end < KVS__CHUNK && w->any[end / KVS__TILE] >> end % KVS__TILE & 1) {
-        end += end % KVS__TILE == 0 && w->any[end / KVS__TILE] == 0xffff ? KVS__TILE : 1;
-    }
+    uint32_t end = seen_end(w, run->at);
     const kvs__seg *seg = NULL;
     uint64_t slot = 0;
     uint64_t in_row = kvs__chunk_locate(j, c0 + run->at, kvs__look_most(v), &seg, &slot);
@@ -192,7 +203,9 @@ static void code_values(const kvs__job *j, const kvs__work *w, uint32_t head, ui
     const bool few = n <= FEW_ROWS;
     float *bias = w->units + n_groups * KVS__CHUNK;
     v_run run;
-    memset(w->units, 0, 2 * n_groups * KVS__CHUNK * sizeof *w->units);
+    if (seen_end(w, 0) < KVS__CHUNK) {
+        memset(w->units, 0, 2 * n_groups * KVS__CHUNK * sizeof *w->units);
+    }
     for (uint32_t t = 0; next_run(j, w, head, c0, &t, false, &run);) {
         j->kern->v_units(w->units + run.at, bias + run.at, KVS__CHUNK, shape, &run.planes, run.n);
     }
