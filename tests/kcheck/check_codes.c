@@ -21,7 +21,7 @@ static kvs__planes planes_at(const void *data, const void *scale, const void *bi
                              size_t token)
 {
     size_t unit = token * (a->dim / a->group) * kc_dtype_bytes(a->dtype);
-    kvs__planes at = {(const uint8_t *)data + token * a->dim * a->bits / 8,
+    kvs__planes at = {data ? (const uint8_t *)data + token * a->dim * a->bits / 8 : NULL,
                       scale ? (const uint8_t *)scale + unit : NULL,
                       bias ? (const uint8_t *)bias + unit : NULL, 0, 0};
     return at;
