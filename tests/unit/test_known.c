@@ -205,11 +205,50 @@ static uint64_t not_whole(const kvs__saved *s)
 {
     uint64_t n = s->data_bytes;
     for (uint32_t i = 0; i < s->n_parts; i++) {
-        n += s->parts[i].data || !s->parts[i].chunk_bytes ? 0
-                                                          : s->parts[i].bytes %
-                                                                s->parts[i].chunk_bytes;
+        n += s->parts[i].data || !s->parts[i].chunk_bytes
+                 ? 0
+                 : s->parts[i].bytes % s->parts[i].chunk_bytes;
     }
     return n;
+}
+
+/* The entry gives a cache that holds what this one does. */
+static void check_entry(const world *w, kvs_entry e)
+{
+    kvs_cache *c = make_cache(w->ctx, w->cfg);
+    kvs__history *h = NULL;
+    uint64_t n = (uint64_t)kvs_cache_length(w->c, 0);
+    uint64_t got = n;
+    kvs_err err = {KVS_OK, 0, "", ""};
+    rig_must(kvs__history_new(w->ctx, c, 0, &h, NULL));
+    rig_must(kvs_store_pin(w->s, e));
+    kvs_status st = kvs__history_restore(h, w->s, e, &got, &err);
+    if (st != KVS_OK || got != n) {
+        fail_msg("%s: %llu of %llu tokens: %s", w->cfg->name, (unsigned long long)got,
+                 (unsigned long long)n, err.msg);
+    }
+    for (uint32_t i = 0; i < w->cfg->n_layers; i++) {
+        if (i >= 2) {
+            _Alignas(8) unsigned char x[HYBRID_DELTA];
+            _Alignas(8) unsigned char y[HYBRID_DELTA];
+            hybrid_planes(c, i, (int64_t)n, x);
+            hybrid_planes(w->c, i, (int64_t)n, y);
+            assert_memory_equal(x, y, sizeof x);
+            continue;
+        }
+        int64_t from = kvs_cache_oldest(w->c, i);
+        size_t nx = 0;
+        size_t ny = 0;
+        from = from > kvs_cache_oldest(c, i) ? from : kvs_cache_oldest(c, i);
+        void *x = rig_export(c, i, from, n - (uint64_t)from, &nx);
+        void *y = rig_export(w->c, i, from, n - (uint64_t)from, &ny);
+        assert_int_equal(nx, ny);
+        assert_memory_equal(x, y, nx);
+        free(x);
+        free(y);
+    }
+    kvs__history_free(h);
+    kvs_cache_free(c);
 }
 
 static void op_save(world *w)
@@ -221,7 +260,11 @@ static void op_save(world *w)
         kvs__saved s;
         rig_must(kvs__history_copy(w->h, 0, &s, NULL));
         uint64_t before = hashed(w);
-        w->entries[draw(w, ENTRIES)] = put(w, &s);
+        kvs_entry e = put(w, &s);
+        w->entries[draw(w, ENTRIES)] = e;
+        if (draw(w, 3) == 0) {
+            check_entry(w, e);
+        }
         if (again && w->cfg->note_bytes >= 200000) {
             assert_true(hashed(w) - before <= not_whole(&s));
         }
@@ -329,6 +372,16 @@ static void step(world *w)
     case 10:
         kvs__history_mark(w->h, (uint64_t)kvs_cache_length(w->c, 0) + draw(w, 40));
         break;
+    case 11: { /* the first token behind a conversion, from which there is a way back */
+        uint64_t len = (uint64_t)kvs_cache_length(w->c, 0);
+        if (len <= w->cfg->dense_until) {
+            grow(w, w->cfg->dense_until + 1 - len);
+            op_save(w);
+            op_back(w);
+            op_save(w);
+        }
+        break;
+    }
     default:
         grow(w, 1 + draw(w, draw(w, 3) ? 40 : 500));
         break;
