@@ -8,11 +8,13 @@
  * back      to half of them + 32 new ones: in the same session, and after a restart
  * restore   MB/s of the state that came back, against reading the files from their directory
  * save      MB/s of writing the whole state, against writing a file of that size, flushed
+ * save again  after 16 more tokens, at twice the tokens (8192): until it is durable, and CPU time of all
+ *           threads for it; a ratio is to the first save there
  * shared    the same tokens, and half of them + 32, in new sessions that share a prefix cache in
  * memory:
  *           to the first token, and of that what comes before it is computed (lookup, blocks lent)
  * A ratio of times is against cold.
- *   bench_warm [--csv FILE] [--tokens N] [--dir DIR] [--kv PLAN] [smollm2|gemma3 ...] */
+ *   bench_warm [--csv FILE] [--tokens N] [--dir DIR] [--kv PLAN] [--saves] [smollm2|gemma3 ...] */
 #define _GNU_SOURCE /* posix_fadvise, mkdtemp */
 #include <dirent.h>
 #include <fcntl.h>
@@ -23,8 +25,10 @@
 
 #define ROUNDS 5
 #define NEW    32
+#define MORE   16 /* tokens between two saves */
 
 static size_t n_tokens = 4096;
+static bool only_saves;
 static const char *kv = "f16";
 static char folder[512];
 static char store[600];
@@ -34,8 +38,8 @@ typedef struct rig {
     kvs_model *model;
     kvs_plan *plan;
     kvs_session *s;
-    int32_t *tokens; /* [n_tokens], then [n_tokens / 2 + NEW] that go another way */
-    int32_t *edited;
+    int32_t *tokens; /* [2 * n_tokens + ROUNDS * MORE] */
+    int32_t *edited; /* [n_tokens / 2 + NEW] that go another way */
 } rig;
 
 static void must(kvs_status st, const kvs_err *err, const char *what)
@@ -46,7 +50,16 @@ static void must(kvs_status st, const kvs_err *err, const char *what)
     }
 }
 
-static void session(rig *r, bool cache, bool saving)
+/* CPU time of the process. */
+static double cpu_now(void)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Nothing is saved before it holds `least` tokens; 0: as usual. */
+static void session(rig *r, bool cache, size_t least)
 {
     kvs_err err = {KVS_OK, 0, "", ""};
     kvs_session_opts o = KVS_SESSION_OPTS_INIT;
@@ -54,7 +67,7 @@ static void session(rig *r, bool cache, bool saving)
     o.plan = r->plan;
     must(kvs_session_new(r->ctx, r->model, &o, &r->s, &err), &err, "session");
     po.dir = store;
-    po.min_tokens = saving ? (uint32_t)n_tokens : 0; /* one save, at the end */
+    po.min_tokens = (uint32_t)least;
     if (cache) {
         must(kvs_session_persist(r->s, &po, &err), &err, "store");
     }
@@ -150,7 +163,7 @@ static double restart(rig *r, const int32_t *t, size_t n, bool drop, kvs_reuse *
         if (drop) {
             (void)read_blocks(true, &bytes);
         }
-        session(r, true, false);
+        session(r, true, 0);
         ms[i] = first(r, t, n);
         *u = reuse(r);
         kvs_session_free(r->s);
@@ -177,11 +190,11 @@ static void measure(rig *r, const char *model)
 {
     kvs_reuse u = KVS_REUSE_INIT;
     size_t half = n_tokens / 2;
-    session(r, false, false);
+    session(r, false, 0);
     double cold_back = first(r, r->edited, half + NEW);
     kvs_session_free(r->s);
     line(model, "cold half + 32", cold_back, 0);
-    session(r, true, true);
+    session(r, true, n_tokens); /* one save, at the end */
     double cold = first(r, r->tokens, n_tokens - 1);
     line(model, "cold whole", cold, 0);
     double t0 = bench_now(); /* one token more, and then all is saved */
@@ -209,6 +222,63 @@ static void measure(rig *r, const char *model)
     line(model, "back to half + 32 from disk", restart(r, r->edited, half + NEW, false, &u),
          cold_back);
     rates(model, &whole, save_s, saved);
+}
+
+typedef struct cost { /* milliseconds */
+    double wall, cpu;
+} cost;
+
+static cost cost_now(void)
+{
+    return (cost){1e3 * bench_now(), 1e3 * cpu_now()};
+}
+
+/* What it took since then until everything that was queued is durable. */
+static cost durable(rig *r, cost since)
+{
+    kvs_err err = {KVS_OK, 0, "", ""};
+    must(kvs_session_flush(r->s, &err), &err, "flush");
+    cost now = cost_now();
+    return (cost){now.wall - since.wall, now.cpu - since.cpu};
+}
+
+/* A long text is saved, and again whenever it has grown a little. */
+static void measure_saves(rig *r, const char *model)
+{
+    kvs_err err = {KVS_OK, 0, "", ""};
+    size_t n = 2 * n_tokens;
+    double wall[ROUNDS];
+    double cpu[ROUNDS];
+    char name[64];
+    clean();
+    session(r, true, n); /* the first sync of so many tokens saves, no later one does */
+    (void)first(r, r->tokens, n - 2);
+    cost t = cost_now();
+    (void)first(r, r->tokens, n - 1);
+    cost token = durable(r, t); /* nothing is saved yet */
+    t = cost_now();
+    (void)first(r, r->tokens, n);
+    cost whole = durable(r, t);
+    for (int i = 0; i < ROUNDS; i++) {
+        (void)first(r, r->tokens, n + (size_t)(i + 1) * MORE);
+        t = cost_now();
+        must(kvs_session_save(r->s, &err), &err, "save");
+        cost again = durable(r, t);
+        wall[i] = again.wall;
+        cpu[i] = again.cpu;
+    }
+    kvs_reuse u = reuse(r);
+    (void)fprintf(stderr, "%s: %llu saves of %.1f MB in all, notes %.1f MB\n", model,
+                  (unsigned long long)u.saved, (double)u.saved_bytes / 1e6,
+                  (double)u.notes_bytes / 1e6);
+    kvs_session_free(r->s);
+    (void)snprintf(name, sizeof name, "save of %zu tokens", n);
+    line(model, name, whole.wall - token.wall, 0);
+    line(model, "save again after 16 more", bench_median(wall, ROUNDS), whole.wall - token.wall);
+    (void)snprintf(name, sizeof name, "save of %zu tokens, CPU time", n);
+    line(model, name, whole.cpu - token.cpu, 0);
+    line(model, "save again after 16 more, CPU time", bench_median(cpu, ROUNDS),
+         whole.cpu - token.cpu);
 }
 
 /* A new session of the cache: milliseconds to what it is lent, and to the logits. */
@@ -290,19 +360,23 @@ static void run(const char *model, const char *file)
         return;
     }
     po.kv = kv;
-    po.n_ctx = (uint32_t)n_tokens + 512;
+    po.n_ctx = (uint32_t)n_tokens * 2 + 512;
     must(kvs_plan_new(r.ctx, r.model, &po, &r.plan, &err), &err, "plan");
     (void)kvs_model_get_info(r.model, &info);
-    r.tokens = malloc(n_tokens * sizeof *r.tokens);
-    r.edited = malloc(n_tokens * sizeof *r.edited);
+    size_t n = 2 * n_tokens + (size_t)ROUNDS * MORE;
+    r.tokens = malloc(n * sizeof *r.tokens);
+    r.edited = malloc(n * sizeof *r.edited);
     uint64_t x = 1;
-    for (size_t i = 0; r.tokens && r.edited && i < n_tokens; i++) {
+    for (size_t i = 0; r.tokens && r.edited && i < n; i++) {
         x = x * 6364136223846793005u + 1442695040888963407u;
         r.tokens[i] = (int32_t)((x >> 33) % info.n_vocab);
         r.edited[i] = i < n_tokens / 2 ? r.tokens[i] : (int32_t)((x >> 35) % info.n_vocab);
     }
-    measure_shared(&r, model);
-    measure(&r, model);
+    if (!only_saves) {
+        measure_shared(&r, model);
+        measure(&r, model);
+    }
+    measure_saves(&r, model);
     free(r.tokens);
     free(r.edited);
     kvs_plan_free(r.plan);
@@ -327,6 +401,8 @@ int main(int argc, char **argv)
             dir = argv[++i];
         } else if (strcmp(argv[i], "--kv") == 0 && more) {
             kv = argv[++i];
+        } else if (strcmp(argv[i], "--saves") == 0) {
+            only_saves = true;
         } else {
             gemma3 = strcmp(argv[i], "gemma3") == 0;
             smollm2 = strcmp(argv[i], "smollm2") == 0;

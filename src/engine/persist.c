@@ -2,10 +2,10 @@
 /* persist.c: when a session saves and what it looks for (kvstate/persist.h).
  *
  * Saved is: the end of a prompt, the end of an answer, and on the way, once a prompt has doubled
- * since the last save, an answer grown by 256 tokens or a sixteenth. So the bytes hashed for a text
- * of n tokens are at most 3 times (prompts) or 16 times those of its state. Saves on the way are
- * removed when a longer one is durable; ends of prompts stay, because they are asked for again
- * exactly. All share their blocks.
+ * since the last save, an answer grown by 256 tokens or a sixteenth. A block of 256 tokens is laid out
+ * and hashed once (store/known.h), so a save costs what is new, and 32 bytes a block and 4 a token in
+ * its own file. Saves on the way are removed when a longer one is durable; ends of prompts stay,
+ * because they are asked for again exactly. All share their blocks.
  *
  * I1  on_disk tokens of those held are in an entry that is durable or queued, or could not be saved. A
  *     queue that is full is no such failure: the next occasion tries again, the last one waits.
@@ -24,6 +24,7 @@
 #include "engine/share.h"
 #include "engine/weights.h"
 #include "store/history.h"
+#include "store/known.h"
 #include "store/store_vfs.h"
 
 #define NOTE_BYTES   ((uint64_t)64 << 20)
@@ -324,7 +325,8 @@ static kvs_status put(kvs__persist *p, job *j, const int32_t *tokens, size_t n, 
     (void)pthread_mutex_lock(&p->w.lock);
     p->w.under_way++;
     (void)pthread_mutex_unlock(&p->w.lock);
-    kvs_status st = kvs_store_put(p->store, &key, j->saved.parts, j->saved.n_parts, &o, err);
+    kvs_status st = kvs__store_put_known(p->store, &key, j->saved.parts, j->saved.n_parts, &o,
+                                         j->saved.known, err);
     if (st != KVS_OK) {
         (void)pthread_mutex_lock(&p->w.lock);
         p->w.under_way--;

@@ -341,6 +341,7 @@ void kvs__paged_jump(kvs__store *s, int64_t at)
     }
     s->lo = at;
     s->len = at;
+    s->kept = 0;
     release_front(s);
 }
 
@@ -357,6 +358,7 @@ static uint64_t entries_below(const kvs__store *s, int64_t len)
 void kvs__paged_rewind(kvs__store *s, int64_t len)
 {
     s->len = len;
+    s->kept = len < s->kept ? len : s->kept;
     s->lo = len < s->lo ? len : s->lo;
     s->hole = len > (int64_t)s->sinks ? s->hole : 0; /* what comes next fills it */
     trim(s, (uint32_t)entries_below(s, len));
@@ -372,6 +374,7 @@ void kvs__paged_drop(kvs_ctx *ctx, kvs__store *s)
     s->hole = 0;
     s->lo = 0;
     s->len = 0;
+    s->kept = 0;
 }
 
 void kvs__paged_adopt(kvs__store *s, kvs__seg *const *page, uint64_t n, uint64_t first, int64_t lo,
@@ -387,6 +390,7 @@ void kvs__paged_adopt(kvs__store *s, kvs__seg *const *page, uint64_t n, uint64_t
     s->hole = len > (int64_t)s->sinks ? s->hole : 0;
     s->lo = lo;
     s->len = len;
+    s->kept = 0;
     set_phases(s, 0);
 }
 

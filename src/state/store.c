@@ -521,6 +521,7 @@ void kvs__store_jump(kvs__store *s, int64_t at)
     }
     s->lo = at;
     s->len = at;
+    s->kept = 0;
 }
 
 bool kvs__store_can_rewind(const kvs__store *s, int64_t len)
@@ -538,6 +539,7 @@ void kvs__store_rewind(kvs__store *s, int64_t len)
         return;
     }
     s->len = len;
+    s->kept = len < s->kept ? len : s->kept;
     if (s->lo > len) {
         s->lo = len;
     }
@@ -556,6 +558,7 @@ void kvs__store_drop(kvs_ctx *ctx, kvs__store *s)
     s->n_segs = 0;
     s->lo = 0;
     s->len = 0;
+    s->kept = 0;
     s->base = 0;
 }
 
@@ -568,6 +571,7 @@ void kvs__store_empty(kvs_ctx *ctx, kvs__store *s)
     kvs__store_trim(ctx, s, 1, 0);
     s->len = 0;
     s->lo = 0;
+    s->kept = 0;
     s->base = 0;
 }
 
@@ -674,12 +678,14 @@ kvs_status kvs__store_fork(kvs_ctx *ctx, kvs__store *dst, kvs__store *src, int64
         dst->n_segs = 0;
         dst->lo = 0;
         dst->len = 0;
+        dst->kept = 0;
         dst->base = 0;
         return KVS_OK;
     }
     share(dst, src, len);
     memset(dst->owned, 0, sizeof dst->owned);
     kvs__store_rewind(dst, len);
+    dst->kept = 0;
     if (dst->layout == KVS_LAYOUT_GROW) {
         dst->base = seg_end(dst, dst->n_segs - 1);
     }

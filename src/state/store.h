@@ -77,7 +77,10 @@ typedef struct kvs__seg {
  * I8  paged: where sinks end within a block, the rest of it was seen when they were appended, and is
  *     there as long as the block. After an import past a gap it is not: then `hole` is the slot of the
  *     last block of sinks below which, from the sinks on, nothing is stored. lo is beyond it; it
- *     matters to others that begin earlier and are lent the block. */
+ *     matters to others that begin earlier and are lent the block.
+ * I9  No position below `kept` was written since the one who keeps facts about what is stored (the
+ *     history of the cache, store/history.h) raised it to len: tokens are written at len alone, and
+ *     `kept` goes down with it. */
 typedef struct kvs__store {
     kvs__fmt fmt;
     kvs_layout layout;
@@ -87,6 +90,7 @@ typedef struct kvs__store {
     uint64_t first_cap; /* grow: capacity of the first segment */
     int64_t lo;
     int64_t len;
+    int64_t kept;    /* I9 */
     uint32_t n_segs; /* paged: blocks */
     kvs__seg *seg[KVS__MAX_SEGS];
     int64_t first[KVS__MAX_SEGS]; /* grow: position at slot 0 */

@@ -230,16 +230,16 @@ bool kvs__hist_wanted(const kvs__history *h, const kvs_layer_spec *spec, int64_t
 static size_t note_bytes(const kvs__hlayer *hl)
 {
     const kvs__store *s = hl->dense ? &hl->l->early : &hl->l->main;
-    return kvs__hblock_bytes(&s->fmt, 0, (uint64_t)BLOCK);
+    return kvs__lent_bytes(kvs__hblock_bytes(&s->fmt, 0, (uint64_t)BLOCK), 1);
 }
 
 static void drop_block(kvs__history *h, kvs__hlayer *hl, uint32_t i)
 {
-    size_t bytes = note_bytes(hl);
-    kvs__free(h->ctx, hl->blk[i].data, bytes);
-    h->bytes -= bytes;
+    kvs__lent_unref(h->ctx, hl->lent[i]);
+    h->bytes -= note_bytes(hl);
     hl->n_blk--;
     memmove(hl->blk + i, hl->blk + i + 1, (hl->n_blk - i) * sizeof *hl->blk);
+    memmove(hl->lent + i, hl->lent + i + 1, (hl->n_blk - i) * sizeof(kvs__lent *));
 }
 
 static void drop_all(kvs__history *h, kvs__hlayer *hl)
@@ -307,21 +307,38 @@ kvs__hblock *kvs__hist_insert(kvs__history *h, kvs__hlayer *hl, int64_t base)
     if (i < hl->n_blk && hl->blk[i].base == base) {
         return &hl->blk[i];
     }
-    size_t bytes = note_bytes(hl);
+    const kvs__store *s = hl->dense ? &hl->l->early : &hl->l->main;
+    size_t bytes = kvs__hblock_bytes(&s->fmt, 0, (uint64_t)BLOCK);
     kvs__hblock *blk = kvs__grow(h->ctx, hl->blk, &hl->cap, hl->n_blk, hl->n_blk + 1, sizeof *blk);
     if (!blk) {
         return NULL;
     }
     hl->blk = blk;
-    unsigned char *data = kvs__calloc(h->ctx, 1, bytes);
-    if (!data) {
+    kvs__lent **list =
+        kvs__grow(h->ctx, hl->lent, &hl->cap_lent, hl->n_blk, hl->n_blk + 1, sizeof *list);
+    if (!list) {
+        return NULL;
+    }
+    hl->lent = list;
+    kvs__lent *lent = kvs__lent_new(h->ctx, bytes, 1);
+    if (!lent) {
         return NULL;
     }
     memmove(hl->blk + i + 1, hl->blk + i, (hl->n_blk - i) * sizeof *hl->blk);
+    memmove(hl->lent + i + 1, hl->lent + i, (hl->n_blk - i) * sizeof *list);
     hl->n_blk++;
-    h->bytes += bytes;
-    hl->blk[i] = (kvs__hblock){base, base, base, (uint32_t)BLOCK, data};
+    h->bytes += note_bytes(hl);
+    hl->blk[i] = (kvs__hblock){base, base, base, (uint32_t)BLOCK, lent->data};
+    hl->lent[i] = lent;
     return &hl->blk[i];
+}
+
+bool kvs__hist_own(kvs__history *h, kvs__hlayer *hl, kvs__hblock *b)
+{
+    kvs__lent **lent = &hl->lent[b - hl->blk];
+    bool ok = kvs__lent_own(h->ctx, lent);
+    b->data = (*lent)->data;
+    return ok;
 }
 
 /* ---- taking notes */
@@ -332,7 +349,7 @@ static bool note_range(kvs__history *h, kvs__hlayer *hl, int64_t lo, int64_t hi)
     const kvs__store *s = kvs__layer_store(hl->l);
     while (lo < hi) {
         kvs__hblock *b = kvs__hist_insert(h, hl, kvs__hist_grid(lo));
-        if (!b) {
+        if (!b || !kvs__hist_own(h, hl, b)) {
             return false;
         }
         if (lo < b->lo || lo > b->hi) { /* a gap: begin anew here */
@@ -523,6 +540,7 @@ kvs_status kvs__history_new(kvs_ctx *ctx, kvs_cache *cache, size_t max_bytes, kv
         bool own = l->spec.kind == KVS_LAYER_ATTENTION || l->spec.kind == KVS_LAYER_LATENT;
         h->layer[i].l = own ? l : NULL;
         h->layer[i].slides = own && kvs__store_slides(&l->main);
+        h->layer[i].whole = own && !h->layer[i].slides ? h->n_whole++ : 0;
         h->layer[i].dense = own && kvs__layer_dense(l);
     }
     kvs_status st = kvs__hrec_init(h, err);
@@ -547,6 +565,7 @@ void kvs__history_clear(kvs__history *h)
 {
     kvs__history_forget(h);
     drop_notes(h);
+    kvs__hknown_drop(h, 0);
     memset(h->mark, 0, sizeof h->mark);
     h->rec_end = 0;
     h->shift = 0;
@@ -560,9 +579,12 @@ void kvs__history_free(kvs__history *h)
     }
     kvs__history_forget(h);
     drop_notes(h);
+    kvs__hknown_drop(h, 0);
     for (uint32_t i = 0; i < h->n_layers; i++) {
         kvs__free(h->ctx, h->layer[i].blk, h->layer[i].cap * sizeof *h->layer[i].blk);
+        kvs__free(h->ctx, h->layer[i].lent, h->layer[i].cap_lent * sizeof(kvs__lent *));
     }
+    kvs__free(h->ctx, h->row, h->cap_rows * sizeof *h->row);
     kvs__free(h->ctx, h->snap, h->cap_snaps * sizeof *h->snap);
     kvs__free(h->ctx, h->layer, h->n_layers * sizeof *h->layer);
     kvs__free(h->ctx, h, sizeof *h);
@@ -570,5 +592,5 @@ void kvs__history_free(kvs__history *h)
 
 size_t kvs__history_bytes(const kvs__history *h)
 {
-    return h->bytes;
+    return h->bytes + kvs__hknown_bytes(h);
 }

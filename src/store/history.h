@@ -52,21 +52,30 @@ size_t kvs__history_bytes(const kvs__history *h);
 
 /* Everything that an entry needs. `len`: tokens; `bytes`: of all parts. Layers that keep all tokens
  * are pinned, which takes no memory but where the cache goes back and on otherwise, and their parts
- * are made as they are asked for; the rest is copied out of the cache and the notes. */
+ * are made as they are asked for. Whole blocks of the notes and snapshots are lent. The rest is copied:
+ * where blocks of windows begin and end, recurrent state at the end. What the last saves learned of
+ * chunks that did not change since is in `known` (known.h), so that they are neither made nor hashed. */
 typedef struct kvs__saved {
     kvs_ctx *ctx;
     uint64_t len;
     size_t bytes;
     uint32_t n_parts;
     kvs_store_part *parts;
-    unsigned char *data; /* what is copied */
+    unsigned char *data; /* the table, and what is copied */
     size_t data_bytes;
+    struct kvs__known **known; /* [n_chunks], of all parts; NULL: of none */
+    uint32_t n_chunks;
+    const unsigned char **blocks; /* of parts whose blocks lie apart */
+    struct kvs__saved_apart *apart;
+    struct kvs__lent **held;
+    size_t cap_blocks, n_held, cap_held;
+    uint32_t n_apart, cap_apart;
     struct kvs__saved_pin *pins;
     uint32_t n_pins, cap_pins;
 } kvs__saved;
 /* KVS_E_LIMIT: more than max_bytes. */
 kvs_status kvs__history_copy(kvs__history *h, uint64_t max_bytes, kvs__saved *out, kvs_err *err);
-/* Gives back what is copied, from any thread, when the parts are no longer needed. */
+/* Gives back what is copied or lent, from any thread, when the parts are no longer needed. */
 void kvs__saved_done(kvs__saved *s);
 /* And the pins: on the thread of the cache. */
 void kvs__saved_free(kvs__saved *s);

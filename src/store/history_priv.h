@@ -5,6 +5,7 @@
 
 #include "state/layer.h"
 #include "store/history.h"
+#include "store/known.h"
 
 #define BLOCK ((int64_t)KVS__HISTORY_BLOCK)
 
@@ -18,22 +19,25 @@ typedef struct kvs__hblock {
 } kvs__hblock;
 
 typedef struct kvs__hlayer {
-    kvs__layer *l; /* keys and values; NULL: has none of its own */
-    bool slides;   /* drops old tokens: has notes */
-    bool dense;    /* form of the notes: that below dense_until */
-    int64_t end;   /* noted up to here */
-    kvs__hblock *blk;
+    kvs__layer *l;    /* keys and values; NULL: has none of its own */
+    bool slides;      /* drops old tokens: has notes */
+    bool dense;       /* form of the notes, or of what is known: that below dense_until */
+    uint32_t whole;   /* of a layer that keeps all: which one, in a row of h->row */
+    int64_t end;      /* noted up to here */
+    kvs__hblock *blk; /* of the notes */
+    kvs__lent **lent; /* [n_blk], where their data is */
     uint32_t n_blk;
-    size_t cap;
-    kvs__layer *rec;  /* a recurrent layer, l is NULL then */
-    size_t rec_bytes; /* of its planes, a multiple of 8 */
-    size_t rec_at;    /* of them in a snapshot */
+    size_t cap, cap_lent;
+    kvs__layer *rec;    /* a recurrent layer, l is NULL then */
+    size_t rec_bytes;   /* of its planes, a multiple of 8 */
+    size_t rec_at;      /* of them in a snapshot */
+    uint32_t rec_known; /* of a snapshot: the first that is its */
 } kvs__hlayer;
 
 /* The planes of all recurrent layers after the first `pos` tokens: tail and state move together. */
 typedef struct kvs__hsnap {
     int64_t pos;
-    unsigned char *data; /* [rec_bytes] */
+    kvs__lent *lent; /* [rec_bytes] */
 } kvs__hsnap;
 
 #define KVS__MARKS 4
@@ -47,13 +51,19 @@ struct kvs__history {
     bool over;      /* no notes: not even those of the windows fit */
     uint32_t n_layers;
     kvs__hlayer *layer;
-    size_t rec_bytes;  /* of a snapshot; 0: no layer is recurrent */
-    uint64_t rec_undo; /* tokens that every recurrent layer goes back by itself */
-    kvs__hsnap *snap;  /* ascending */
+    size_t rec_bytes;   /* of a snapshot; 0: no layer is recurrent */
+    uint32_t rec_known; /* chunks of it */
+    uint64_t rec_undo;  /* tokens that every recurrent layer goes back by itself */
+    kvs__hsnap *snap;   /* ascending */
     uint32_t n_snaps;
     size_t cap_snaps;
     int64_t rec_end;          /* snapshots up to here were taken, or could not be */
     int64_t mark[KVS__MARKS]; /* positions worth one, the newest first; 0: none */
+    /* What is known of the blocks of layers that keep all: row i of [256 i, 256 (i + 1)), one of each */
+    kvs__lent **row;
+    uint32_t n_rows;
+    size_t cap_rows;
+    uint32_t n_whole; /* such layers */
     /* entry that was restored, pinned */
     kvs_store *store;
     kvs_entry entry;
@@ -93,13 +103,46 @@ int64_t kvs__hist_from(const kvs_layer_spec *spec, bool slides, const kvs__hbloc
 bool kvs__hist_wanted(const kvs__history *h, const kvs_layer_spec *spec, int64_t at, int64_t n);
 /* Room for one more block at its place in the list; NULL without memory. */
 kvs__hblock *kvs__hist_insert(kvs__history *h, kvs__hlayer *hl, int64_t base);
+/* Makes the data of block b of the notes fit to be written to; false without memory. */
+bool kvs__hist_own(kvs__history *h, kvs__hlayer *hl, kvs__hblock *b);
 /* Thins the notes until `bytes` more have room; false: they have none. 0: gives the notes up then. */
 bool kvs__hist_room(kvs__history *h, size_t bytes);
 /* Completes the notes below what was restored from the entry. */
 void kvs__hist_fill(kvs__history *h);
 
+/* -- what is known of layers that keep all (history_known.c) */
+
+/* Drops the rows of blocks that are not what they were, makes those of blocks that are new. Rows take a
+ * sixteenth of max_bytes at most, besides the notes; blocks beyond have none and are hashed at each
+ * save. */
+void kvs__hknown_follow(kvs__history *h);
+size_t kvs__hknown_bytes(const kvs__history *h);
+/* Rows from the nth on. */
+void kvs__hknown_drop(kvs__history *h, uint32_t n);
+/* Of block k of a layer that keeps all, NULL: nothing is. */
+static inline kvs__known *kvs__hknown(const kvs__history *h, const kvs__hlayer *hl, uint64_t k)
+{
+    return k < h->n_rows ? &h->row[k]->known[hl->whole] : NULL;
+}
+/* Bytes of a whole block where the store can cut at its end, else 0. */
+static inline size_t kvs__hblock_chunk(const kvs__fmt *fmt)
+{
+    size_t chunk = kvs__hblock_bytes(fmt, 0, (uint64_t)BLOCK);
+    return chunk <= KVS_STORE_CHUNK_MAX ? chunk : 0;
+}
+
 /* -- recurrent layers (history_rec.c) */
 
+/* What a snapshot takes. */
+static inline size_t kvs__hsnap_bytes(const kvs__history *h)
+{
+    return kvs__lent_bytes(h->rec_bytes, h->rec_known);
+}
+/* Chunks of a layer's planes in an entry. */
+static inline uint32_t kvs__rec_chunks(const kvs__hlayer *hl)
+{
+    return (uint32_t)((hl->rec_bytes + KVS_STORE_CHUNK - 1) / KVS_STORE_CHUNK);
+}
 kvs_status kvs__hrec_init(kvs__history *h, kvs_err *err);
 /* Takes what is due, drops what is past the length. */
 void kvs__hrec_note(kvs__history *h);

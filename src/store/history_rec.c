@@ -23,10 +23,12 @@ kvs_status kvs__hrec_init(kvs__history *h, kvs_err *err)
         const kvs_recurrent_spec *s = &l->rec->spec;
         hl->rec = l;
         hl->rec_at = h->rec_bytes;
+        hl->rec_known = h->rec_known;
         if (!kvs__rec_packed_bytes(s, &hl->rec_bytes) ||
             !kvs__add_size(h->rec_bytes, hl->rec_bytes, &h->rec_bytes)) {
             return kvs__fail(err, KVS_E_RANGE, "store", "layer %u: its state is too large", i);
         }
+        h->rec_known += kvs__rec_chunks(hl);
         h->rec_undo = s->undo_tokens < h->rec_undo ? s->undo_tokens : h->rec_undo;
     }
     return KVS_OK;
@@ -46,8 +48,8 @@ const kvs__hsnap *kvs__hrec_find(const kvs__history *h, int64_t pos)
 
 static void drop_at(kvs__history *h, uint32_t i)
 {
-    kvs__free(h->ctx, h->snap[i].data, h->rec_bytes);
-    h->bytes -= h->rec_bytes;
+    kvs__lent_unref(h->ctx, h->snap[i].lent);
+    h->bytes -= kvs__hsnap_bytes(h);
     h->n_snaps--;
     memmove(h->snap + i, h->snap + i + 1, (h->n_snaps - i) * sizeof *h->snap);
 }
@@ -106,7 +108,7 @@ bool kvs__hrec_drop_mark(kvs__history *h)
 kvs__hsnap *kvs__hrec_insert(kvs__history *h, int64_t pos)
 {
     /* making room may widen the spacing */
-    if (!kvs__hist_room(h, h->rec_bytes) || !kvs__hrec_wanted(h, pos)) {
+    if (!kvs__hist_room(h, kvs__hsnap_bytes(h)) || !kvs__hrec_wanted(h, pos)) {
         return NULL;
     }
     kvs__hsnap *snap =
@@ -115,8 +117,8 @@ kvs__hsnap *kvs__hrec_insert(kvs__history *h, int64_t pos)
         return NULL;
     }
     h->snap = snap;
-    unsigned char *data = kvs__calloc(h->ctx, 1, h->rec_bytes); /* gaps between planes are zeros */
-    if (!data) {
+    kvs__lent *lent = kvs__lent_new(h->ctx, h->rec_bytes, h->rec_known);
+    if (!lent) {
         return NULL;
     }
     uint32_t i = h->n_snaps;
@@ -124,9 +126,9 @@ kvs__hsnap *kvs__hrec_insert(kvs__history *h, int64_t pos)
         i--;
     }
     memmove(h->snap + i + 1, h->snap + i, (h->n_snaps - i) * sizeof *h->snap);
-    h->snap[i] = (kvs__hsnap){pos, data};
+    h->snap[i] = (kvs__hsnap){pos, lent};
     h->n_snaps++;
-    h->bytes += h->rec_bytes;
+    h->bytes += kvs__hsnap_bytes(h);
     return &h->snap[i];
 }
 
@@ -155,7 +157,7 @@ static bool take(kvs__history *h, int64_t pos)
     for (uint32_t i = 0; ok && i < h->n_layers; i++) {
         const kvs__hlayer *hl = &h->layer[i];
         ok = !hl->rec ||
-             kvs__rec_pack(h->ctx, hl->rec->rec, pos, s->data + hl->rec_at, NULL) == KVS_OK;
+             kvs__rec_pack(h->ctx, hl->rec->rec, pos, s->lent->data + hl->rec_at, NULL) == KVS_OK;
     }
     if (s && !ok) {
         drop_at(h, (uint32_t)(s - h->snap));
@@ -198,7 +200,7 @@ void kvs__history_mark(kvs__history *h, uint64_t n)
 uint32_t kvs__history_step(const kvs__history *h, uint64_t at, uint32_t n)
 {
     const int64_t pos = (int64_t)at;
-    if (h->rec_bytes == 0 || h->rec_bytes > h->max_bytes || h->over) {
+    if (h->rec_bytes == 0 || kvs__hsnap_bytes(h) > h->max_bytes || h->over) {
         return n;
     }
     int64_t stop = pos + (int64_t)n;
@@ -231,7 +233,7 @@ kvs_status kvs__hrec_back(kvs__history *h, int64_t c, kvs_err *err)
         if (kvs__rec_can_rewind(hl->rec->rec, back)) {
             kvs__rec_rewind(h->ctx, hl->rec->rec, back);
         } else if (s) {
-            st = kvs__rec_unpack(h->ctx, hl->rec->rec, c, s->data + hl->rec_at, err);
+            st = kvs__rec_unpack(h->ctx, hl->rec->rec, c, s->lent->data + hl->rec_at, err);
         } else {
             st = kvs__fail(err, KVS_E_STATE, "store", "layer %u can't go back to %lld tokens", i,
                            (long long)c);

@@ -403,6 +403,27 @@ kvs_status kvs_store_entry_part(kvs_store *s, kvs_entry entry, size_t i, kvs_sto
     return st;
 }
 
+bool kvs__store_known(kvs_store *s, kvs_entry entry, size_t part, uint64_t at, uint64_t bytes,
+                      kvs__known *out)
+{
+    bool found = false;
+    (void)pthread_mutex_lock(&s->lock);
+    const kvs__entry *e = kvs__entry_of(s, entry);
+    const kvs__part *p = e && part < e->head.n_parts ? &e->parts[part] : NULL;
+    if (p && at % p->chunk_bytes == 0 && at / p->chunk_bytes < p->n_chunks) {
+        uint32_t k = (uint32_t)(at / p->chunk_bytes);
+        const kvs__block *b = &s->blocks[e->chunks[p->first_chunk + k]];
+        if (kvs__chunk_size(p, k) == bytes) {
+            memcpy(out->sha, b->sha, sizeof out->sha);
+            out->xxh = b->xxh;
+            out->set = true;
+            found = true;
+        }
+    }
+    (void)pthread_mutex_unlock(&s->lock);
+    return found;
+}
+
 kvs_status kvs_store_entry_ids(kvs_store *s, kvs_entry entry, int32_t *ids, size_t n)
 {
     if (!s || (!ids && n > 0)) {

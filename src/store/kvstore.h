@@ -27,6 +27,7 @@
 #include "base/vfs.h"
 #include "store/chain.h"
 #include "store/format.h"
+#include "store/known.h"
 #include "store/store_vfs.h"
 
 #define KVS__SEG_TARGET  (64u << 20) /* a segment is closed when it has reached this */
@@ -255,9 +256,10 @@ struct kvs__item {
     uint8_t *ns;
     int32_t *ids;
     kvs__part *parts;
-    const void **data;   /* [n_parts] */
-    kvs__source *source; /* [n_parts], asked where data is NULL */
-    void *copy;          /* of the data, or NULL where it is borrowed */
+    const void **data;        /* [n_parts] */
+    kvs__source *source;      /* [n_parts], asked where data is NULL */
+    kvs__known *const *known; /* [head.n_chunks], borrowed; NULL: none */
+    void *copy;               /* of the data, or NULL where it is borrowed */
     size_t copy_bytes;
     size_t queue_bytes; /* that wait for it, copied or borrowed */
     size_t alloc_bytes;

@@ -234,6 +234,13 @@ static kvs_status hand_over(kvs_store *s, kvs__item *it, kvs_err *err)
 kvs_status kvs_store_put(kvs_store *s, const kvs_store_key *key, const kvs_store_part *parts,
                          size_t n_parts, const kvs_store_put_opts *opts, kvs_err *err)
 {
+    return kvs__store_put_known(s, key, parts, n_parts, opts, NULL, err);
+}
+
+kvs_status kvs__store_put_known(kvs_store *s, const kvs_store_key *key, const kvs_store_part *parts,
+                                size_t n_parts, const kvs_store_put_opts *opts,
+                                kvs__known *const *known, kvs_err *err)
+{
     kvs_store_put_opts o = KVS_STORE_PUT_OPTS_INIT;
     kvs__entry_head head;
     memset(&head, 0, sizeof head);
@@ -278,6 +285,7 @@ kvs_status kvs_store_put(kvs_store *s, const kvs_store_key *key, const kvs_store
     it->queue_bytes = queue_bytes;
     fill_item(it, key, parts);
     it->waits = durable;
+    it->known = copies ? NULL : known;
     it->done = o.done;
     it->done_user = o.done_user;
     return hand_over(s, it, err);

@@ -3,7 +3,8 @@
  *
  * A save works in windows of some MiB: the blocks of a window are hashed by several threads, looked
  * up, room is made for those that are missing, and they go to the open segment while the next window
- * is hashed; early write-back keeps the disk busy meanwhile. Segments are flushed and renamed when
+ * is hashed; early write-back keeps the disk busy meanwhile. A chunk whose digests are known (known.h)
+ * and whose block is there takes no part in that: its block is held from the start. Segments are flushed and renamed when
  * all blocks are out; only then the entry's file is published (I1). Whatever fails undoes what the
  * save did: references, blocks, temporaries; an entry of the same key stays as it was.
  *
@@ -132,9 +133,10 @@ typedef struct chunk {
     const void *data; /* made into the buffer of its window where the part has `source` */
     const kvs__source *source;
     uint8_t *made;
-    uint64_t offset; /* in the part */
+    kvs__known *known; /* or NULL */
+    uint64_t offset;   /* in the part */
     uint32_t bytes;
-    uint32_t block; /* KVS__NONE: not looked up yet */
+    uint32_t block; /* a reference to it is held; KVS__NONE: not looked up yet */
     bool is_new;    /* is written by this save */
 } chunk;
 
@@ -144,7 +146,9 @@ typedef struct save {
     kvs__entry *e;
     chunk *chunks; /* [n] */
     uint32_t n;
-    uint32_t n_held;    /* chunks that hold a reference */
+    uint32_t *todo; /* [n_todo] chunks that are to be hashed, in order */
+    uint32_t n_todo;
+    bool holds;         /* references, of chunks with a block */
     kvs__seg_out *segs; /* [segs_cap]; the last may be open */
     size_t n_segs;
     size_t segs_cap;
@@ -167,6 +171,7 @@ static void list_chunks(save *w)
             c->offset = (uint64_t)k * p->chunk_bytes;
             c->bytes = (uint32_t)kvs__chunk_size(p, k);
             c->block = KVS__NONE;
+            c->known = it->known ? it->known[n - 1] : NULL;
             if (it->data[i]) {
                 c->data = (const char *)it->data[i] + c->offset;
             } else {
@@ -176,13 +181,42 @@ static void list_chunks(save *w)
     }
 }
 
-/* Where the window from chunk `from` on ends, and the bytes in it that are made. */
+/* Takes a reference for each chunk that is known and there; the others are to do. What is known of
+ * blocks that are gone, or bad, is forgotten: their chunks are as new. */
+static void hold_known(save *w)
+{
+    kvs_store *s = w->s;
+    w->holds = true;
+    (void)pthread_mutex_lock(&s->lock);
+    for (uint32_t i = 0; i < w->n; i++) {
+        chunk *c = &w->chunks[i];
+        if (c->known && c->known->set) {
+            c->block = kvs__block_find(s, c->known->sha, c->bytes);
+            c->known->set = c->block != KVS__NONE;
+        }
+        if (c->block == KVS__NONE) {
+            w->todo[w->n_todo++] = i;
+            continue;
+        }
+        memcpy(c->sha, c->known->sha, sizeof c->sha);
+        kvs__block_ref(s, c->block);
+        w->shared += c->bytes;
+    }
+    (void)pthread_mutex_unlock(&s->lock);
+}
+
+static chunk *todo(const save *w, uint32_t i)
+{
+    return &w->chunks[w->todo[i]];
+}
+
+/* Where the window from todo `from` on ends, and the bytes in it that are made. */
 static uint32_t window_end(const save *w, uint32_t from, size_t *made)
 {
     uint64_t all = 0;
     *made = 0;
-    while (from < w->n && all < WINDOW && *made < MADE_WINDOW) {
-        const chunk *c = &w->chunks[from++];
+    while (from < w->n_todo && all < WINDOW && *made < MADE_WINDOW) {
+        const chunk *c = todo(w, from++);
         all += c->bytes;
         *made += c->source ? c->bytes : 0;
     }
@@ -192,7 +226,7 @@ static uint32_t window_end(const save *w, uint32_t from, size_t *made)
 static kvs_status made_buffers(save *w, kvs_err *err)
 {
     size_t made = 0;
-    for (uint32_t at = 0; at < w->n;) {
+    for (uint32_t at = 0; at < w->n_todo;) {
         at = window_end(w, at, &made);
         w->made_bytes = made > w->made_bytes ? made : w->made_bytes;
     }
@@ -208,7 +242,7 @@ static void place_made(save *w, uint32_t from, uint32_t to, uint32_t nth)
 {
     uint8_t *at = w->made ? w->made + nth % 2 * w->made_bytes : NULL;
     for (uint32_t i = from; i < to; i++) {
-        chunk *c = &w->chunks[i];
+        chunk *c = todo(w, i);
         if (c->source) {
             c->made = at;
             c->data = at;
@@ -224,7 +258,7 @@ static kvs_status look_up(save *w, uint32_t from, uint32_t to, uint64_t *missing
     (void)pthread_mutex_lock(&s->lock);
     kvs_status st = kvs__blocks_reserve(s, to - from, err);
     for (uint32_t i = from; i < to && st == KVS_OK; i++) {
-        chunk *c = &w->chunks[i];
+        chunk *c = todo(w, i);
         c->block = kvs__block_find(s, c->sha, c->bytes);
         if (c->block == KVS__NONE) {
             c->block = kvs__block_new(s, c->sha, c->bytes, c->xxh);
@@ -234,7 +268,7 @@ static kvs_status look_up(save *w, uint32_t from, uint32_t to, uint64_t *missing
             w->shared += c->bytes;
         }
         kvs__block_ref(s, c->block);
-        w->n_held++;
+        s->stats.hashed_bytes += c->bytes;
     }
     (void)pthread_mutex_unlock(&s->lock);
     return st;
@@ -262,7 +296,7 @@ static kvs_status write_window(save *w, uint32_t from, uint32_t to, kvs_err *err
 {
     kvs_status st = KVS_OK;
     for (uint32_t i = from; i < to && st == KVS_OK; i++) {
-        const chunk *c = &w->chunks[i];
+        const chunk *c = todo(w, i);
         kvs__seg_out *o = NULL;
         if (!c->is_new) {
             continue;
@@ -295,20 +329,25 @@ static void stage_item(void *arg, size_t i, uint32_t thread)
         g->status = write_window(g->w, g->write_from, g->hash_from, &g->err);
         return;
     }
-    chunk *c = &g->w->chunks[g->hash_from + i - 1];
+    chunk *c = todo(g->w, g->hash_from + (uint32_t)i - 1);
     if (c->source) {
         c->source->fill(c->source->user, c->offset, c->bytes, c->made);
     }
     kvs__sha256_of(c->data, c->bytes, c->sha);
     c->xxh = kvs__xxh3(c->data, c->bytes);
+    if (c->known) {
+        c->known->xxh = c->xxh;
+        memcpy(c->known->sha, c->sha, sizeof c->sha);
+        c->known->set = true;
+    }
 }
 
 static kvs_status save_blocks(save *w, kvs_err *err)
 {
     uint64_t reserved = w->it->head.file_bytes + KVS__SEG_HEAD;
-    kvs_status st = w->n > 0 ? KVS_OK : kvs__make_room(w->s, reserved, err);
+    kvs_status st = w->n_todo > 0 ? KVS_OK : kvs__make_room(w->s, reserved, err);
     stage g = {.w = w};
-    for (uint32_t nth = 0; g.write_from < w->n && st == KVS_OK; nth++) {
+    for (uint32_t nth = 0; g.write_from < w->n_todo && st == KVS_OK; nth++) {
         size_t made = 0;
         uint32_t to = window_end(w, g.hash_from, &made);
         place_made(w, g.hash_from, to, nth);
@@ -328,6 +367,65 @@ static kvs_status save_blocks(save *w, kvs_err *err)
         g.hash_from = to;
     }
     return st;
+}
+
+/* Marks the segments of blocks that were there already; false: one of them has turned out bad. */
+static bool mark_segs(const save *w, bool *marked)
+{
+    const kvs_store *s = w->s;
+    bool good = true;
+    for (uint32_t i = 0; i < w->n; i++) {
+        const kvs__block *b = &s->blocks[w->chunks[i].block];
+        good = good && !b->bad;
+        if (b->seg != KVS__NO_SEG) {
+            marked[b->seg] = true;
+        }
+    }
+    return good;
+}
+
+/* Is the file of a segment there, and as long as it was? What the system can't tell is taken for yes. */
+static bool seg_there(kvs_store *s, uint32_t seg)
+{
+    char path[KVS__PATH_MAX];
+    kvs__stat sb;
+    (void)pthread_mutex_lock(&s->lock);
+    uint64_t bytes = s->segs[seg].file_bytes;
+    kvs__seg_path(s, s->segs[seg].id, path);
+    (void)pthread_mutex_unlock(&s->lock);
+    int e = s->v->stat(s->v, path, &sb);
+    bool there = e == 0 ? sb.is_file && sb.bytes >= bytes : e != ENOENT;
+    if (!there) {
+        (void)pthread_mutex_lock(&s->lock);
+        for (uint32_t b = s->segs[seg].head; b != KVS__NONE; b = s->blocks[b].next) {
+            s->blocks[b].bad = true;
+        }
+        s->segs[seg].stuck = true;
+        kvs__reason(s, "'%.140s' has vanished or is cut short", path);
+        (void)pthread_mutex_unlock(&s->lock);
+    }
+    return there;
+}
+
+/* Blocks that were there already may have been found bad meanwhile, or their files be gone. KVS_NO: it
+ * is so, they are marked, and a save from the start writes them again. */
+static kvs_status check_shared(save *w, kvs_err *err)
+{
+    kvs_store *s = w->s;
+    (void)pthread_mutex_lock(&s->lock);
+    size_t n = s->segs_used;
+    bool *marked = kvs__calloc(s->ctx, n, sizeof *marked);
+    bool good = marked && mark_segs(w, marked);
+    (void)pthread_mutex_unlock(&s->lock);
+    if (!marked) {
+        return kvs__nomem(err, "store", n);
+    }
+    for (size_t i = 0; i < n;
+         i++) { /* the references keep them, and the role keeps others from moving */
+        good = (!marked[i] || seg_there(s, (uint32_t)i)) && good;
+    }
+    kvs__free(s->ctx, marked, n * sizeof *marked);
+    return good ? KVS_OK : KVS_NO;
 }
 
 static kvs_status publish_segs(save *w, kvs_err *err)
@@ -402,7 +500,7 @@ static void install(save *w)
     s->stats.written++;
     s->stats.written_bytes += w->written;
     s->stats.deduplicated_bytes += w->shared;
-    w->n_held = 0; /* they are the entry's */
+    w->holds = false; /* the references are the entry's */
     w->e = NULL;
     (void)pthread_mutex_unlock(&s->lock);
 }
@@ -436,16 +534,19 @@ static void undo(save *w)
         kvs__seg_out_free(s, &w->segs[i]);
     }
     (void)pthread_mutex_lock(&s->lock);
-    for (uint32_t i = 0; i < w->n_held; i++) {
-        kvs__block_unref(s, w->chunks[i].block);
+    for (uint32_t i = 0; w->holds && i < w->n; i++) {
+        if (w->chunks[i].block != KVS__NONE) {
+            kvs__block_unref(s, w->chunks[i].block);
+        }
     }
-    for (uint32_t i = 0; i < w->n_held; i++) {
+    for (uint32_t i = 0; w->holds && i < w->n; i++) {
         if (w->chunks[i].is_new) {
             kvs__block_drop(s, w->chunks[i].block);
         }
     }
     (void)pthread_mutex_unlock(&s->lock);
     kvs__entry_free(s, w->e);
+    kvs__free(s->ctx, w->todo, (size_t)w->n * sizeof *w->todo);
     kvs__free(s->ctx, w->chunks, (size_t)w->n * sizeof *w->chunks);
     kvs__free(s->ctx, w->segs, w->segs_cap * sizeof *w->segs);
     kvs__free(s->ctx, w->file, w->file_bytes);
@@ -468,16 +569,18 @@ static kvs_status save_start(save *w, kvs_err *err)
     w->segs_cap = (size_t)(it->head.data_bytes / KVS__SEG_TARGET) + 2;
     w->e = kvs__entry_new(s, &it->head, err);
     w->chunks = kvs__calloc(s->ctx, w->n, sizeof *w->chunks);
+    w->todo = kvs__calloc(s->ctx, w->n, sizeof *w->todo);
     w->segs = kvs__calloc(s->ctx, w->segs_cap, sizeof *w->segs);
     w->file = kvs__alloc(s->ctx, w->file_bytes);
-    if (!w->e || !w->chunks || !w->segs || !w->file) {
+    if (!w->e || !w->chunks || !w->todo || !w->segs || !w->file) {
         return kvs__nomem(err, "store", w->file_bytes);
     }
     list_chunks(w);
+    hold_known(w);
     return made_buffers(w, err);
 }
 
-/* Once, with the role. */
+/* Once, with the role. KVS_NO: once more, some of what it shares is bad. */
 static kvs_status save_once(kvs_store *s, kvs__item *it, kvs_err *err)
 {
     save w = {.s = s, .it = it};
@@ -486,6 +589,9 @@ static kvs_status save_once(kvs_store *s, kvs__item *it, kvs_err *err)
     if (st == KVS_OK) {
         w.e->head.created_ms = it->head.created_ms;
         st = save_blocks(&w, err);
+    }
+    if (st == KVS_OK) {
+        st = check_shared(&w, err);
     }
     if (st == KVS_OK) {
         st = reserve_tables(&w, err);
@@ -512,7 +618,9 @@ void kvs__item_run(kvs_store *s, kvs__item *it)
     for (uint32_t round = 0;; round++) {
         memset(&it->err, 0, sizeof it->err);
         (void)pthread_mutex_lock(&s->role);
-        it->status = save_once(s, it, &it->err);
+        do { /* each time more blocks are known to be bad */
+            it->status = save_once(s, it, &it->err);
+        } while (it->status == KVS_NO);
         kvs__settle_damage(s);
         (void)kvs__reclaim(s);
         (void)pthread_mutex_unlock(&s->role);

@@ -406,6 +406,27 @@ static kvs_status load(reader *r, kvs_err *err)
     return st;
 }
 
+/* What the entry says of its blocks holds for what was read from them. */
+static void take_known(kvs__history *h, const kvs__snap *s, kvs_store *store, kvs_entry entry)
+{
+    kvs__hknown_follow(h);
+    for (uint32_t i = 0; i < h->n_layers; i++) {
+        const kvs__hlayer *hl = &h->layer[i];
+        const kvs__snap_layer *sl = &s->layer[i];
+        size_t bytes = hl->l ? kvs__hblock_chunk(fmt_of(hl->l, sl->dense)) : 0;
+        if (hl->slides || bytes == 0) {
+            continue;
+        }
+        for (uint32_t k = 0; k < sl->n; k++) {
+            const kvs__snap_block *b = &s->blk[sl->first + k];
+            kvs__known *known = kvs__hknown(h, hl, (uint64_t)(b->b.lo / BLOCK));
+            if (known && b->b.hi - b->b.lo == BLOCK) {
+                (void)kvs__store_known(store, entry, b->part, b->at, bytes, known);
+            }
+        }
+    }
+}
+
 static kvs_status restore(kvs__history *h, kvs__snap *s, kvs_store *store, kvs_entry entry,
                           uint64_t *n, kvs_err *err)
 {
@@ -452,21 +473,23 @@ kvs_status kvs__history_restore(kvs__history *h, kvs_store *store, kvs_entry ent
         return st;
     }
     st = restore(h, &s, store, entry, n, err);
-    snap_free(&s);
     if (st == KVS_OK) {
         kvs__history_forget(h);
         kvs__history_note(h, 2);
+        take_known(h, &s, store, entry);
         h->store = store;
         h->entry = entry;
         h->from_entry = *n;
     }
+    snap_free(&s);
     return st;
 }
 
 /* ---- notes from the entry */
 
 /* Takes rows of a block that was read into the notes, where they join what is there. */
-static bool take_note(kvs__history *h, kvs__hlayer *hl, const kvs__fmt *fmt, const kvs__hblock *b)
+static bool take_note(kvs__history *h, kvs__hlayer *hl, const kvs__fmt *fmt,
+                      const kvs__snap_block *sb, const kvs__hblock *b)
 {
     kvs__hblock *to = kvs__hist_insert(h, hl, kvs__hist_grid(b->lo));
     if (!to) {
@@ -476,12 +499,20 @@ static bool take_note(kvs__history *h, kvs__hlayer *hl, const kvs__fmt *fmt, con
     if (!fresh && (b->lo > to->hi || b->hi < to->lo)) {
         return true;
     }
+    if (!kvs__hist_own(h, hl, to)) {
+        return false;
+    }
     kvs__hblock part = *to;
     part.lo = b->lo;
     part.hi = b->hi;
     kvs__hblock_copy(fmt, b, &part);
     to->lo = fresh || b->lo < to->lo ? b->lo : to->lo;
     to->hi = fresh || b->hi > to->hi ? b->hi : to->hi;
+    if (b->hi - b->lo == BLOCK) {
+        (void)kvs__store_known(h->store, h->entry, sb->part, sb->at,
+                               kvs__hblock_bytes(fmt, b->base, b->stride),
+                               &hl->lent[to - hl->blk]->known[0]);
+    }
     return true;
 }
 
@@ -500,7 +531,7 @@ static bool fill_block(kvs__history *h, kvs__hlayer *hl, kvs__snap_block *sb, co
         return true;
     }
     size_t bytes = kvs__hblock_bytes(fmt, b.base, b.stride);
-    if (h->bytes + kvs__hblock_bytes(fmt, 0, (uint64_t)BLOCK) > h->max_bytes) {
+    if (h->bytes + kvs__lent_bytes(kvs__hblock_bytes(fmt, 0, (uint64_t)BLOCK), 1) > h->max_bytes) {
         return false;
     }
     b.data = kvs__alloc(h->ctx, bytes);
@@ -509,7 +540,7 @@ static bool fill_block(kvs__history *h, kvs__hlayer *hl, kvs__snap_block *sb, co
     }
     kvs_store_buf buf = {sb->part, sb->at, bytes, b.data};
     bool ok =
-        kvs_store_get(h->store, h->entry, &buf, 1, NULL) == KVS_OK && take_note(h, hl, fmt, &b);
+        kvs_store_get(h->store, h->entry, &buf, 1, NULL) == KVS_OK && take_note(h, hl, fmt, sb, &b);
     kvs__free(h->ctx, b.data, bytes);
     return ok;
 }
@@ -526,9 +557,16 @@ static bool read_snap(const kvs__history *h, const kvs__snap *s, const kvs__hsna
         if (!b || b->b.hi != to->pos) {
             return false;
         }
-        kvs_store_buf buf = {b->part, 0, hl->rec_bytes, to->data + hl->rec_at};
+        kvs_store_buf buf = {b->part, 0, hl->rec_bytes, to->lent->data + hl->rec_at};
         if (kvs_store_get(h->store, h->entry, &buf, 1, NULL) != KVS_OK) {
             return false;
+        }
+        for (uint32_t k = 0; k < kvs__rec_chunks(hl); k++) {
+            uint64_t at = (uint64_t)k * KVS_STORE_CHUNK;
+            uint64_t left = hl->rec_bytes - at;
+            (void)kvs__store_known(h->store, h->entry, b->part, at,
+                                   left < KVS_STORE_CHUNK ? left : KVS_STORE_CHUNK,
+                                   &to->lent->known[hl->rec_known + k]);
         }
     }
     return true;
@@ -540,7 +578,8 @@ static bool fill_snap(kvs__history *h, const kvs__snap *s, int64_t pos)
     if (pos > (int64_t)h->from_entry || !kvs__hrec_wanted(h, pos) || kvs__hrec_find(h, pos)) {
         return true;
     }
-    if (h->rec_bytes > h->max_bytes || h->bytes > h->max_bytes - h->rec_bytes) {
+    size_t one = kvs__hsnap_bytes(h);
+    if (one > h->max_bytes || h->bytes > h->max_bytes - one) {
         return false;
     }
     const kvs__hsnap *snap = kvs__hrec_insert(h, pos);

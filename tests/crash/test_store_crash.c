@@ -49,6 +49,8 @@ static kvs_store *open_store(memfs *fs, uint64_t max_bytes)
 
 static void record(program *p, uint64_t seed)
 {
+    static kvs__known known[KEYS][5][RIG_CHUNKS];
+    memset(known, 0, sizeof known);
     p->fs = memfs_new();
     p->limited = seed % 3 == 2;
     p->n = 0;
@@ -79,7 +81,8 @@ static void record(program *p, uint64_t seed)
             if (kvs_store_remove(s, h.entry, NULL) != KVS_OK) {
                 exit(1);
             }
-        } else if (rig_put(s, key, (uint32_t)e.version, KVS_PUT_DURABLE, NULL) != KVS_OK) {
+        } else if (rig_put_known(s, key, (uint32_t)e.version, KVS_PUT_DURABLE, NULL,
+                                 seed % 2 ? known[key][e.version] : NULL, NULL) != KVS_OK) {
             exit(1);
         }
         e.end = p->fs->n_ops;

@@ -66,6 +66,7 @@ static void say(int fd, report r)
 
 static void child(const char *dir, int fd, uint64_t seed)
 {
+    static kvs__known known[KEYS][100][RIG_CHUNKS];
     kvs_store *s = open_dir(new_ctx(), dir);
     for (;;) {
         report r = {(uint32_t)(next_random(&seed) % KEYS), (int32_t)(next_random(&seed) % 100), 0};
@@ -82,7 +83,9 @@ static void child(const char *dir, int fd, uint64_t seed)
             r.ended = kvs_store_remove(s, h.entry, NULL) == KVS_OK;
         } else {
             say(fd, r);
-            r.ended = rig_put(s, r.key, (uint32_t)r.version, KVS_PUT_DURABLE, NULL) == KVS_OK;
+            kvs__known *k = next_random(&seed) % 2 ? known[r.key][r.version] : NULL;
+            r.ended = rig_put_known(s, r.key, (uint32_t)r.version, KVS_PUT_DURABLE, NULL, k,
+                                    NULL) == KVS_OK;
         }
         if (!r.ended) {
             _exit(1);

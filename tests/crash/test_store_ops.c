@@ -9,7 +9,10 @@
  *   threads  two threads with keys of their own on one store that has its own threads too
  *
  * A failing call must leave its key as it was or as it was to become, and every other key alone; with
- * a limit, entries may go at any time. After every program the tables are audited, memory is counted,
+ * a limit, entries may go at any time. Half of the saves are told what earlier ones of that content
+ * learned (store/known.h), whatever became of its blocks since. In half of the plain programs somebody
+ * deletes, cuts or changes files of blocks: an entry may then be a miss, but never wrong, and one that
+ * is saved again is there. After every program the tables are audited, memory is counted,
  * and the files are opened once more. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,9 +22,10 @@
 #include "support/memfs.h"
 #include "support/store_rig.h"
 
-#define KEYS 32
-#define OPS  60
-#define PINS 4
+#define KEYS     32
+#define OPS      60
+#define PINS     4
+#define VERSIONS 8
 
 typedef enum mode { PLAIN, IO, ALLOC, THREADS } mode;
 
@@ -39,6 +43,10 @@ typedef struct world {
     uint32_t pin_key[PINS];
     uint32_t first; /* keys first, first + stride ... are this thread's */
     uint32_t stride;
+    kvs__known known[KEYS][VERSIONS][RIG_CHUNKS];
+    bool harm;    /* to files is done in this program */
+    bool harmed;  /* has been */
+    bool flipped; /* what nobody can know before it is read */
     int bad;
 } world;
 
@@ -78,11 +86,17 @@ static void disarm(world *w)
     atomic_store(&w->heap.fail_at, -1);
 }
 
+/* May `got` be a miss that the program did not ask for? */
+static bool lost(const world *w, int got)
+{
+    return (w->max_bytes && got == -1) || (w->harmed && (got == -1 || got == -3));
+}
+
 /* What a key gives now must be `a` or `b`, or nothing where there is a limit; the model follows. */
 static void settle(world *w, uint32_t key, int a, int b, const char *what)
 {
     int got = rig_get(w->s, key);
-    if (got != a && got != b && !(w->max_bytes && got == -1)) {
+    if (got != a && got != b && !lost(w, got)) {
         complain(w, what, key, got, a);
     }
     w->model[key] = got;
@@ -101,13 +115,32 @@ static bool open_world(world *w)
     return st == KVS_OK;
 }
 
+/* One that was just saved is there, though files were harmed before: what has vanished was seen, and what
+ * was changed is seen when it is read, block by block. */
+static void settle_saved(world *w, uint32_t key, uint32_t version)
+{
+    int got = rig_get(w->s, key);
+    for (int i = 0; i < RIG_CHUNKS && w->flipped && got != (int)version; i++) {
+        if (rig_put_known(w->s, key, version, KVS_PUT_DURABLE, NULL, w->known[key][version],
+                          NULL) != KVS_OK) {
+            break;
+        }
+        got = rig_get(w->s, key);
+    }
+    if (got != (int)version && !(w->max_bytes && got == -1)) {
+        complain(w, "after a save", key, got, (int)version);
+    }
+    w->model[key] = got;
+}
+
 static void op_put(world *w, uint32_t key)
 {
-    uint32_t version = (uint32_t)draw(w, 8);
+    uint32_t version = (uint32_t)draw(w, VERSIONS);
+    kvs__known *known = draw(w, 2) ? w->known[key][version] : NULL;
     uint32_t flags = draw(w, 2) ? KVS_PUT_DURABLE : KVS_PUT_WAIT;
     arm(w);
     kvs_status became = KVS_OK;
-    kvs_status st = rig_put_told(w->s, key, version, flags, &became, NULL);
+    kvs_status st = rig_put_known(w->s, key, version, flags, &became, known, NULL);
     if (flags == KVS_PUT_WAIT && st == KVS_OK) {
         /* two threads flush: either may be told of this failure, `became` is this save's own */
         kvs_status told = kvs_store_flush(w->s, NULL);
@@ -118,7 +151,7 @@ static void op_put(world *w, uint32_t key)
     }
     disarm(w);
     if (st == KVS_OK) {
-        settle(w, key, (int)version, (int)version, "after a save");
+        settle_saved(w, key, version);
     } else if (w->mode == PLAIN && st != KVS_E_LIMIT) {
         complain(w, "a save fails", key, (int)st, 0);
     } else {
@@ -147,7 +180,7 @@ static void op_get(world *w, uint32_t key)
     int got = rig_get(w->s, key);
     disarm(w);
     bool failed = got == -3 && w->mode != PLAIN && w->mode != THREADS;
-    if (got != w->model[key] && !failed && !(w->max_bytes && got == -1)) {
+    if (got != w->model[key] && !failed && !lost(w, got)) {
         complain(w, "a read", key, got, w->model[key]);
     }
 }
@@ -187,7 +220,8 @@ static void op_pin(world *w, uint32_t key)
         rig_make(&r, w->pin_key[i], (uint32_t)w->pin_version[i]);
         kvs_store_buf b = {2, 0, r.parts[2].bytes, out};
         kvs_status st = kvs_store_get(w->s, w->pins[i], &b, 1, NULL);
-        if (st != KVS_OK || memcmp(out, r.bytes[2], (size_t)r.parts[2].bytes) != 0) {
+        bool gone = w->harmed && (st == KVS_E_FORMAT || st == KVS_E_IO);
+        if (!gone && (st != KVS_OK || memcmp(out, r.bytes[2], (size_t)r.parts[2].bytes) != 0)) {
             complain(w, "a pinned entry", w->pin_key[i], (int)st, w->pin_version[i]);
         }
         (void)kvs_store_unpin(w->s, w->pins[i]);
@@ -235,6 +269,36 @@ static void reopen(world *w, bool sudden)
     }
 }
 
+/* Somebody else deletes a file of blocks, cuts it, or changes a byte. */
+static void op_harm(world *w)
+{
+    char path[KVS__PATH_MAX];
+    size_t from = (size_t)draw(w, w->s->segs_used + 1);
+    for (size_t i = 0; i < w->s->segs_used; i++) {
+        const kvs__segment *g = &w->s->segs[(from + i) % w->s->segs_used];
+        if (g->id == 0) {
+            continue;
+        }
+        kvs__seg_path(w->s, g->id, path);
+        int name = memfs_look(w->fs, path);
+        if (name < 0) {
+            continue; /* it was done before */
+        }
+        memfs_inode *f = &w->fs->inodes[w->fs->names[name].inode];
+        uint64_t how = draw(w, 4);
+        if (how == 0) {
+            memfs_cut(w->fs, name);
+        } else if (how == 1) {
+            f->n = (size_t)draw(w, f->n);
+        } else if (f->n > 0) {
+            f->data[draw(w, f->n)] ^= (uint8_t)(1u << draw(w, 8));
+            w->flipped = true;
+        }
+        w->harmed = true;
+        return;
+    }
+}
+
 static void step(world *w)
 {
     uint32_t key = w->first + w->stride * (uint32_t)draw(w, KEYS / w->stride);
@@ -268,6 +332,11 @@ static void step(world *w)
             arm(w);
             (void)kvs_store_limit(w->s, w->max_bytes, NULL);
             disarm(w);
+        }
+        break;
+    case 13:
+        if (w->harm && draw(w, 4) == 0) {
+            op_harm(w);
         }
         break;
     case 12:
@@ -310,6 +379,7 @@ static int run_program(mode m, uint64_t seed)
     w.fs = memfs_new();
     memfs_link(w.fs, ".", memfs_new_inode(w.fs, true, 0700));
     w.max_bytes = draw(&w, 2) ? 0 : 15000 + draw(&w, 30000);
+    w.harm = m == PLAIN && draw(&w, 2);
     w.stride = 1;
     for (int i = 0; i < KEYS; i++) {
         w.model[i] = -1;
@@ -346,7 +416,8 @@ static int run_program(mode m, uint64_t seed)
         w.mode = PLAIN;
         reopen(&w, false);
         kvs_verify_result r = KVS_VERIFY_RESULT_INIT;
-        if (kvs_store_verify(w.s, &r, NULL) != KVS_OK) {
+        kvs_status st = kvs_store_verify(w.s, &r, NULL);
+        if (st != KVS_OK && !w.harmed) {
             printf("verification fails\n");
             w.bad++;
         }

@@ -16,6 +16,7 @@
 #define RIG_UNUSED __attribute__((unused))
 #define RIG_PARTS  4
 #define RIG_IDS    512
+#define RIG_CHUNKS 16 /* of an entry, at most */
 
 static const uint8_t rig_identity[32] = {1, 2, 3};
 
@@ -67,11 +68,15 @@ RIG_UNUSED static void rig_done(void *user, kvs_status st, kvs_entry entry, cons
     *(kvs_status *)user = st;
 }
 
-/* `became` gets the status of the save itself, by the time a flush returns. May be NULL. */
-RIG_UNUSED static kvs_status rig_put_told(kvs_store *s, uint32_t key, uint32_t version,
-                                          uint32_t flags, kvs_status *became, kvs_err *err)
+/* `became` gets the status of the save itself, by the time a flush returns. May be NULL. `known`
+ * [RIG_CHUNKS] is what earlier calls for this key and version learned; NULL: nothing. Where it is given
+ * and the call is not durable, a flush must come before the next one. */
+RIG_UNUSED static kvs_status rig_put_known(kvs_store *s, uint32_t key, uint32_t version,
+                                           uint32_t flags, kvs_status *became, kvs__known *known,
+                                           kvs_err *err)
 {
     static _Thread_local rig_entry r;
+    static _Thread_local kvs__known *list[RIG_CHUNKS];
     kvs_store_put_opts o = KVS_STORE_PUT_OPTS_INIT;
     rig_make(&r, key, version);
     for (uint32_t p = 0; p < RIG_PARTS; p++) {
@@ -87,7 +92,20 @@ RIG_UNUSED static kvs_status rig_put_told(kvs_store *s, uint32_t key, uint32_t v
     o.entry_flags = version;
     o.done = became ? rig_done : NULL;
     o.done_user = became;
-    return kvs_store_put(s, &r.key, r.parts, RIG_PARTS, &o, err);
+    if (!known) {
+        return kvs_store_put(s, &r.key, r.parts, RIG_PARTS, &o, err);
+    }
+    o.flags |= KVS_PUT_BORROW;
+    for (uint32_t i = 0; i < RIG_CHUNKS; i++) {
+        list[i] = (key + i) % 5 == 0 ? NULL : &known[i];
+    }
+    return kvs__store_put_known(s, &r.key, r.parts, RIG_PARTS, &o, list, err);
+}
+
+RIG_UNUSED static kvs_status rig_put_told(kvs_store *s, uint32_t key, uint32_t version,
+                                          uint32_t flags, kvs_status *became, kvs_err *err)
+{
+    return rig_put_known(s, key, version, flags, became, NULL, err);
 }
 
 RIG_UNUSED static kvs_status rig_put(kvs_store *s, uint32_t key, uint32_t version, uint32_t flags,

@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -54,6 +55,15 @@ static void deep_end(deep *d)
 static kvs_status do_put(deep *d)
 {
     return rig_put(d->s, 3, 2, KVS_PUT_DURABLE, NULL);
+}
+
+/* Nothing is known, then all of it is; then some of it is, of an entry that is gone. */
+static kvs_status do_put_known(deep *d)
+{
+    static kvs__known known[RIG_CHUNKS];
+    memset(known, 0, sizeof known);
+    kvs_status st = rig_put_known(d->s, 3, 2, KVS_PUT_DURABLE, NULL, known, NULL);
+    return st == KVS_OK ? rig_put_known(d->s, 3, 2, KVS_PUT_DURABLE, NULL, known, NULL) : st;
 }
 
 static kvs_status do_remove(deep *d)
@@ -145,6 +155,7 @@ static void test_each_failure(void **state)
     (void)state;
     for (int io = 0; io < 2; io++) {
         assert_true(fail_each(do_put, io, 1, 2) > 6);
+        assert_true(fail_each(do_put_known, io, 1, 2) > 12);
         assert_true(fail_each(do_remove, io, 1, -1) > io);
         assert_true(fail_each(do_export, io, 1, 1) > 5);
         assert_true(fail_each(do_import, io, 1, 1) > 5);
@@ -154,9 +165,74 @@ static void test_each_failure(void **state)
     }
 }
 
+/* A part whose making has a reader find the blocks of another one bad. */
+typedef struct trap {
+    kvs_store *s;
+    kvs__known *known;
+    uint32_t n;
+} trap;
+
+static void spring(void *user, uint64_t offset, size_t bytes, void *dst)
+{
+    trap *t = user;
+    memset(dst, (int)offset + 1, bytes);
+    (void)pthread_mutex_lock(&t->s->lock);
+    for (uint32_t i = 0; i < t->n; i++) {
+        uint32_t b = kvs__block_find(t->s, t->known[i].sha, 256);
+        if (b != KVS__NONE) {
+            t->s->blocks[b].bad = true;
+        }
+    }
+    (void)pthread_mutex_unlock(&t->s->lock);
+    t->n = 0;
+}
+
+/* What is found bad while a save that shares it is under way is written again by it. */
+static void test_bad_meanwhile(void **state)
+{
+    (void)state;
+    for (int known = 0; known < 2; known++) {
+        deep d;
+        static uint8_t data[512];
+        static uint8_t back[768];
+        kvs__known k[3] = {{.set = false}};
+        kvs__known *list[3] = {&k[0], &k[1], NULL};
+        int32_t id = 1;
+        const kvs_store_key key = {rig_identity, "", 0, &id, 1};
+        kvs_store_put_opts o = KVS_STORE_PUT_OPTS_INIT;
+        kvs_store_hit h = KVS_STORE_HIT_INIT;
+        deep_start(&d);
+        assert_int_equal(deep_open(&d), KVS_OK);
+        memset(data + 256, 7, 256);
+        trap t = {d.s, k, 0};
+        kvs_store_part parts[2] = {{"a", 0, 0, 512, data, 256, 0, NULL, NULL},
+                                   {"b", 0, 0, 256, NULL, 256, 0, spring, &t}};
+        o.flags = KVS_PUT_DURABLE;
+        assert_int_equal(kvs__store_put_known(d.s, &key, parts, 2, &o, list, NULL), KVS_OK);
+        uint64_t before = stats_of(d.s).written_bytes;
+        id = 2;
+        t.n = 2;
+        assert_int_equal(kvs__store_put_known(d.s, &key, parts, 2, &o, known ? list : NULL, NULL),
+                         KVS_OK);
+        assert_true(stats_of(d.s).written_bytes >= before + 512);
+        assert_int_equal(kvs_store_find(d.s, &key, NULL, &h, NULL), KVS_OK);
+        for (uint32_t i = 0; i < 3; i++) {
+            const kvs__entry *e = kvs__entry_of(d.s, h.entry);
+            assert_false(d.s->blocks[e->chunks[i]].bad);
+        }
+        kvs_store_buf bufs[2] = {{0, 0, 512, back}, {1, 0, 256, back + 512}};
+        assert_int_equal(kvs_store_get(d.s, h.entry, bufs, 2, NULL), KVS_OK);
+        assert_memory_equal(back, data, 512);
+        assert_int_equal(kvs_store_unpin(d.s, h.entry), KVS_OK);
+        assert_null(rig_audit(d.s));
+        deep_end(&d);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bad_meanwhile),
         cmocka_unit_test(test_each_failure),
     };
     return cmocka_run_group_tests(tests, start, end);
