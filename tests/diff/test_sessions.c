@@ -932,6 +932,6 @@ int main(int argc, char **argv)
                  " restarts\n",
                  w.n.programs, w.n.ops, w.n.checks, w.n.syncs, w.n.reused, w.n.disk, w.n.lent,
                  w.n.rounds, w.n.accepted, w.n.failures, w.n.refused, w.n.stops, w.n.restarts);
-    return w.n.checks == 0 || w.n.disk == 0 || w.n.lent == 0 || w.n.accepted == 0 ||
-           w.n.failures == 0;
+    bool all = w.n.disk > 0 && w.n.lent > 0 && w.n.accepted > 0 && w.n.failures > 0;
+    return w.n.checks == 0 || (count >= 16 && !all); /* of few programs some do without */
 }
