@@ -39,9 +39,9 @@ typedef struct kvs__work {
     float *s;   /* [KVS__ROWS][KVS__CHUNK] scores, then numerators */
     float *acc; /* [KVS__ROWS][v_dim] of a chunk */
     float *tot; /* [KVS__ROWS][v_dim] joined */
-    float *kt;  /* [tiles][k_dim][16] */
+    float *kt;  /* [tiles][k_dim][16]; this and tmp NULL where K is read in codes */
     float *tmp; /* [k_dim][16] */
-    float *vt;  /* rows of V decoded at a time */
+    float *vt;  /* rows of V decoded at a time; NULL where V is read in codes */
     float *m;   /* [KVS__ROWS] of a chunk */
     float *l;
     float *tm; /* [KVS__ROWS] joined */
