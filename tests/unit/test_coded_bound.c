@@ -29,7 +29,6 @@
 #include <stdint.h>
 
 #include <cmocka.h>
-#include <stdio.h>
 
 #define RIG_PAGED
 #include "base/half.h"
