@@ -102,7 +102,7 @@ static exact exact_new(const scene *s)
                .high = rig_alloc(n),
                .near = rig_alloc(n),
                .half = rig_alloc(s->spec.k_dim * sizeof(double)),
-               .joins = s->n / CHUNK + 2.0};
+               .joins = floor((double)s->n / CHUNK) + 2};
     return x;
 }
 
@@ -255,7 +255,7 @@ static verdict judge(const scene *s, const float *q, uint32_t queries, bool expe
     world w = world_of(s);
     exact x = exact_new(s);
     for (uint32_t i = 0; i < queries; i++) {
-        weigh(&w, q + (size_t)i * s->spec.k_dim, (int64_t)(s->n - queries + i), &x);
+        weigh(&w, q + (size_t)i * s->spec.k_dim, (int64_t)s->n - queries + i, &x);
         for (uint32_t d = 0; d < s->spec.v_dim; d++) {
             output y = output_of(&w, &x, d, expect);
             double error = fabs((double)got[(size_t)i * s->spec.v_dim + d] - y.o);
@@ -312,7 +312,7 @@ static void test_random(void **state)
             scene s = scene_new(spec, cases[c].n, 10 * c + i);
             float *q = draw(i, cases[c].queries, 64, cases[c].q);
             verdict v = judge(&s, q, cases[c].queries, true);
-            squares += v.rms * v.rms / COUNT(codecs);
+            squares += v.rms * v.rms / (double)COUNT(codecs);
             if (!(v.worst <= 1)) {
                 fail_msg("case %zu, codec %zu: %.3f of the bound", c, i, v.worst);
             }
