@@ -105,26 +105,24 @@ INLINE void split(float *dst0, float *dst1, const float *src, size_t n)
     }
 }
 
-/* dst[g * ld + i] = src[i * n_groups + g], i < n <= V_RUN. */
-static void by_group(float *dst, size_t ld, const float *src, size_t n_groups, size_t n)
+/* dst[g * ld + i] = src[i * n_groups + g], i < V_RUN; of 2 or 4 groups. */
+INLINE void by_group(float *dst, size_t ld, const float *src, size_t n_groups)
 {
     float half[2][2 * V_RUN];
-    float part[4][V_RUN];
-    if (n_groups != 2 && n_groups != 4) {
-        for (size_t i = 0; i < n * n_groups; i++) {
-            dst[i % n_groups * ld + i / n_groups] = src[i];
-        }
+    if (n_groups == 2) {
+        split(dst, dst + ld, src, V_RUN);
         return;
     }
-    if (n_groups == 2) {
-        split(part[0], part[1], src, V_RUN);
-    } else {
-        split(half[0], half[1], src, (size_t)2 * V_RUN);
-        split(part[0], part[2], half[0], V_RUN);
-        split(part[1], part[3], half[1], V_RUN);
-    }
-    for (size_t g = 0; g < n_groups; g++) {
-        memcpy(dst + g * ld, part[g], n * sizeof(float));
+    split(half[0], half[1], src, (size_t)2 * V_RUN);
+    split(dst, dst + 2 * ld, half[0], V_RUN);
+    split(dst + ld, dst + 3 * ld, half[1], V_RUN);
+}
+
+/* The same of n < V_RUN, or any number of groups. */
+static void some_by_group(float *dst, size_t ld, const float *src, size_t n_groups, size_t n)
+{
+    for (size_t i = 0; i < n * n_groups; i++) {
+        dst[i % n_groups * ld + i / n_groups] = src[i];
     }
 }
 
@@ -138,14 +136,16 @@ static void v_units(float *scale, float *bias, size_t ld, const kvs__shape *shap
         return;
     }
     v_params v;
-    if (n < V_RUN) {
-        memset(&v, 0, sizeof v);
-    }
     for (size_t j = 0; j < n; j += V_RUN) {
         size_t m = n - j < V_RUN ? n - j : V_RUN;
         v_widen(&v, shape, rows, j, m);
-        by_group(scale + j, ld, v.scale, n_groups, m);
-        by_group(bias + j, ld, v.bias, n_groups, m);
+        if (m == V_RUN && (n_groups == 2 || n_groups == 4)) {
+            by_group(scale + j, ld, v.scale, n_groups);
+            by_group(bias + j, ld, v.bias, n_groups);
+        } else {
+            some_by_group(scale + j, ld, v.scale, n_groups, m);
+            some_by_group(bias + j, ld, v.bias, n_groups, m);
+        }
     }
 }
 
@@ -591,6 +591,7 @@ static void values_of_many(const code_values *job, size_t rows, uint32_t bits, u
 #define PAIR_INSTANCES(R, T, U) PAIR_CODECS(PAIR_INSTANCE, R, T, U)
 PAIR_SHAPES(PAIR_INSTANCES)
 
+#define EACH_BITS(X) X(2) X(3) X(4) X(5) X(6) X(8)
 #define UNPACK(bits)                                                                               \
     static void unpack_tile_##bits(uint32_t *dst, const uint32_t *w, size_t dim)                   \
     {                                                                                              \
@@ -601,16 +602,14 @@ PAIR_SHAPES(PAIR_INSTANCES)
     {                                                                                              \
         unpack_rows(dst, a, row_bytes, n, dim, bits);                                              \
     }
-UNPACK(2)
-UNPACK(3)
-UNPACK(4) UNPACK(5) UNPACK(6) UNPACK(8)
+EACH_BITS(UNPACK)
 
 #define SCORES_ENTRY(bits, R, T, U) [bits][R] = scores_##bits##_##R,
 #define VALUES_ENTRY(bits, R, T, U) [bits][R] = values_##bits##_##R,
 #define SCORES_ENTRIES(R, T, U)     PAIR_CODECS(SCORES_ENTRY, R, T, U)
 #define VALUES_ENTRIES(R, T, U)     PAIR_CODECS(VALUES_ENTRY, R, T, U)
-    static void (*const scores_of[9][PAIR_ROWS + 1])(const code_scores *) = {
-        PAIR_SHAPES(SCORES_ENTRIES)};
+static void (*const scores_of[9][PAIR_ROWS + 1])(const code_scores *) = {
+    PAIR_SHAPES(SCORES_ENTRIES)};
 static void (*const values_of[9][PAIR_ROWS + 1])(const code_values *) = {
     PAIR_SHAPES(VALUES_ENTRIES)};
 static void (*const unpack_tile_of[9])(uint32_t *, const uint32_t *, size_t) = {
