@@ -27,7 +27,7 @@ export PROMPT
 all:
 	@sh scripts/deps.sh build
 	@cmake --preset release --log-level=WARNING >/dev/null
-	@cmake --build build/release -j $(JOBS) --target kvstate kvstate_static kvstate_engine kvstate_app
+	@cmake --build build/release -j $(JOBS) --target product
 
 run:
 	@sh scripts/deps.sh run

@@ -152,13 +152,18 @@ static bool parse_ngram(const char *how, uint32_t *least, int *rc)
     return true;
 }
 
-static int open_draft_model(machine *m, const char *path)
+/* Before the session, whose prefix cache has its state, too. What is wrong with the options make_drafts
+ * says. */
+static int open_draft_model(machine *m)
 {
-    if (m->draft_model) { /* the sampler was made anew */
-        return 0;
-    }
     settings other = *m->s;
-    other.model = path;
+    uint32_t least = 0;
+    int rc = 0;
+    other.model = other.draft ? other.draft : other.draft_model;
+    if (!other.model || (other.draft && other.draft_model) ||
+        (other.draft && parse_ngram(other.draft, &least, &rc)) || rc != 0) {
+        return rc;
+    }
     return open_model(&other, m->ctx, 0, &m->draft_model);
 }
 
@@ -175,11 +180,8 @@ static int make_drafts(machine *m)
     if (!how) {
         return s->draft_max ? fail(EXIT_USAGE, "--draft-max needs --draft or --draft-model") : 0;
     }
-    if (!s->draft || !parse_ngram(how, &o.ngram, &rc)) {
-        rc = open_draft_model(m, how);
-    }
-    if (rc != 0) {
-        return rc;
+    if (s->draft) {
+        (void)parse_ngram(how, &o.ngram, &rc);
     }
     o.draft_model = m->draft_model;
     o.max_drafts = s->draft_max;
@@ -199,6 +201,14 @@ kvs_spec_stats machine_drafts(const machine *m)
         (void)kvs_spec_get_stats(m->spec, &st);
     }
     return st;
+}
+
+const char *machine_draft_tier(const kvs_spec_stats *st)
+{
+    return st->draft_reused == 0                    ? "none"
+           : st->draft_restored == 0                ? "memory"
+           : st->draft_restored == st->draft_reused ? "disk"
+                                                    : "disk and memory";
 }
 
 void machine_undo(const machine *m, uint64_t *rewinds, uint64_t *recomputed)
@@ -222,6 +232,11 @@ void machine_note_drafts(const machine *m)
              (unsigned long long)st.n_accepted, (unsigned long long)st.n_drafts,
              100.0 * rate(st.n_accepted, (double)st.n_drafts),
              rate(st.n_tokens, (double)st.n_rounds));
+    }
+    if (m->draft_model && st.draft_reused > 0) {
+        note(m->s, "draft model: %llu tokens reused from %s, %llu computed",
+             (unsigned long long)st.draft_reused, machine_draft_tier(&st),
+             (unsigned long long)st.draft_computed);
     }
     uint64_t rewinds = 0;
     uint64_t recomputed = 0;
@@ -302,9 +317,8 @@ int machine_open(machine *m, settings *s)
     if (rc == 0 && !kvs_model_tokenizer(m->model)) {
         return fail(EXIT_INPUT, "%s: the file has no tokenizer", s->model);
     }
-    if (rc == 0) {
-        rc = make_session(m);
-    }
+    rc = rc == 0 ? open_draft_model(m) : rc;
+    rc = rc == 0 ? make_session(m) : rc;
     if (rc == 0) {
         uint32_t flags = s->special ? KVS_TOKENIZE_SPECIAL : 0;
         kvs_status st = kvs_detok_new(kvs_model_tokenizer(m->model), flags, &m->detok, &err);

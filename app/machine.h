@@ -61,7 +61,9 @@ int machine_resume(machine *m, const id_list *prompt, emit_fn emit, void *user, 
 kvs_spec_stats machine_drafts(const machine *m);
 /* Rewinds of recurrent layers, and the tokens that they computed again in each of them. */
 void machine_undo(const machine *m, uint64_t *rewinds, uint64_t *recomputed);
-/* One line on standard error, where there were drafts. */
+/* Where a draft model's state came from: "none", "memory", "disk", or "disk and memory". */
+const char *machine_draft_tier(const kvs_spec_stats *st);
+/* A line or two on standard error, where there were drafts. */
 void machine_note_drafts(const machine *m);
 
 double rate(size_t n, double seconds);

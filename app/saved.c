@@ -68,7 +68,14 @@ kvs_prefix_cache *saved_prefixes(machine *m)
     }
     o.plan = m->plan;
     o.max_bytes = (size_t)(s->cache_ram > 0 ? s->cache_ram : RAM_MIB) * MIB;
-    if (kvs_prefix_cache_new(m->ctx, m->model, &o, &m->prefixes, &err) != KVS_OK) {
+    o.draft_model = m->draft_model;
+    kvs_status st = kvs_prefix_cache_new(m->ctx, m->model, &o, &m->prefixes, &err);
+    if (st != KVS_OK && o.draft_model) {
+        note(s, "the draft model's state is not kept in memory: %s", err.msg);
+        o.draft_model = NULL;
+        st = kvs_prefix_cache_new(m->ctx, m->model, &o, &m->prefixes, &err);
+    }
+    if (st != KVS_OK) {
         note(s, "earlier prompts are not kept in memory: %s", err.msg);
     }
     return m->prefixes;
@@ -141,6 +148,13 @@ void saved_json(FILE *out, const machine *m)
                   r.disk_s, (unsigned long long)r.disk_bytes);
     (void)fputs(",\"cache_reason\":", out);
     json_text(out, r.reason, strlen(r.reason));
+    if (m->draft_model) {
+        kvs_spec_stats st = machine_drafts(m);
+        (void)fprintf(out,
+                      ",\"draft_reused\":%llu,\"draft_reused_from\":\"%s\",\"draft_computed\":%llu",
+                      (unsigned long long)st.draft_reused, machine_draft_tier(&st),
+                      (unsigned long long)st.draft_computed);
+    }
 }
 
 /* ---- answers under way */

@@ -11,13 +11,8 @@
  * --full adds T = 128k and the reference tier; --threads=N decode with 4, 8 ... N threads. */
 #include <stdatomic.h>
 
-#include "kvstate/kvstate.h"
-#include "limits.h"
+#include "layer_rig.h"
 
-#define HQ     32u
-#define HKV    8u
-#define DIM    128u
-#define BLOCK  512u
 #define ROUNDS 7
 
 typedef struct named {
@@ -36,77 +31,16 @@ static const named codecs[] = {
 };
 #define N_CODECS (sizeof codecs / sizeof codecs[0])
 
-static float *kv_block; /* [2][BLOCK][HKV][DIM] */
-static float *q;        /* [BLOCK][HQ][DIM] */
-static float *out;
-
-static kvs_ctx *context(uint32_t threads, uint32_t tiers_off)
-{
-    kvs_ctx_opts o = KVS_CTX_OPTS_INIT;
-    kvs_err err = {KVS_OK, 0, "", ""};
-    kvs_ctx *ctx = NULL;
-    o.n_threads = threads;
-    o.tiers_off = tiers_off;
-    bench_check(kvs_ctx_new(&o, &ctx, &err), &err);
-    return ctx;
-}
-
-static kvs_cache *cache(kvs_ctx *ctx, const kvs_codec *codec, uint64_t tokens)
-{
-    kvs_err err = {KVS_OK, 0, "", ""};
-    kvs_layer_spec s = KVS_LAYER_SPEC_INIT;
-    kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
-    kvs_cache *c = NULL;
-    s.n_kv_heads = HKV;
-    s.k_dim = DIM;
-    s.v_dim = DIM;
-    s.k = *codec;
-    s.v = *codec;
-    o.n_layers = 1;
-    o.layers = &s;
-    o.reserve_tokens = tokens + 64;
-    bench_check(kvs_cache_new(ctx, &o, &c, &err), &err);
-    kvs_kv kv = KVS_KV_INIT;
-    kv.k = kv_block;
-    kv.v = kv_block + (size_t)BLOCK * HKV * DIM;
-    for (uint64_t done = 0; done < tokens; done += kv.n_tokens) {
-        kv.n_tokens = tokens - done < BLOCK ? (uint32_t)(tokens - done) : BLOCK;
-        bench_check(kvs_cache_append(c, 0, &kv, &err), &err);
-    }
-    return c;
-}
-
-static double read_once(kvs_cache *c, uint32_t queries)
-{
-    kvs_err err = {KVS_OK, 0, "", ""};
-    kvs_attend d = KVS_ATTEND_INIT;
-    d.n_queries = queries;
-    d.n_q_heads = HQ;
-    d.q = q;
-    d.out = out;
-    d.scale = 0.0883883f;
-    double t = bench_now();
-    bench_check(kvs_cache_attend(c, 0, &d, &err), &err);
-    return bench_now() - t;
-}
-
 /* Median seconds of a read of each codec's cache, rounds interleaved. */
 static void time_all(kvs_cache **c, size_t n, uint32_t queries, double *seconds)
 {
     double t[N_CODECS][ROUNDS];
     for (size_t i = 0; i < n; i++) {
-        (void)read_once(c[i], queries);
+        (void)rig_read_once(c[i], queries);
     }
     for (int r = 0; r < ROUNDS; r++) {
         for (size_t i = 0; i < n; i++) {
-            /* short reads are repeated to some milliseconds */
-            double sum = 0;
-            int count = 0;
-            while (sum < 4e-3 && count < 64) {
-                sum += read_once(c[i], queries);
-                count++;
-            }
-            t[i][r] = sum / count;
+            t[i][r] = rig_read(c[i], queries);
         }
     }
     for (size_t i = 0; i < n; i++) {
@@ -117,7 +51,8 @@ static void time_all(kvs_cache **c, size_t n, uint32_t queries, double *seconds)
 static void open_all(kvs_ctx *ctx, uint64_t tokens, kvs_cache **c)
 {
     for (size_t i = 0; i < N_CODECS; i++) {
-        c[i] = cache(ctx, &codecs[i].codec, tokens);
+        c[i] = rig_cache(ctx, &codecs[i].codec, tokens + 64, 0);
+        rig_append(c[i], tokens, BLOCK);
     }
 }
 
@@ -143,7 +78,7 @@ static double least_seconds(size_t codec, uint64_t tokens, double read_rate, dou
 
 static void decode(uint32_t tiers_off, uint32_t threads, uint64_t tokens)
 {
-    kvs_ctx *ctx = context(threads, tiers_off);
+    kvs_ctx *ctx = rig_ctx(threads, tiers_off);
     kvs_ctx_stats st = KVS_CTX_STATS_INIT;
     (void)kvs_ctx_get_stats(ctx, &st);
     kvs_cache *c[N_CODECS];
@@ -169,7 +104,7 @@ static void decode(uint32_t tiers_off, uint32_t threads, uint64_t tokens)
 
 static void window(uint32_t tiers_off, uint32_t threads, uint64_t tokens)
 {
-    kvs_ctx *ctx = context(threads, tiers_off);
+    kvs_ctx *ctx = rig_ctx(threads, tiers_off);
     kvs_ctx_stats st = KVS_CTX_STATS_INIT;
     (void)kvs_ctx_get_stats(ctx, &st);
     kvs_cache *c[N_CODECS];
@@ -194,7 +129,7 @@ static void window(uint32_t tiers_off, uint32_t threads, uint64_t tokens)
 
 static void block(uint32_t tiers_off, uint32_t threads)
 {
-    kvs_ctx *ctx = context(threads, tiers_off);
+    kvs_ctx *ctx = rig_ctx(threads, tiers_off);
     kvs_ctx_stats st = KVS_CTX_STATS_INIT;
     (void)kvs_ctx_get_stats(ctx, &st);
     kvs_cache *c[N_CODECS];
@@ -229,7 +164,7 @@ static void *busy_thread(void *arg)
 
 static void busy(uint32_t threads)
 {
-    kvs_ctx *ctx = context(threads, 0);
+    kvs_ctx *ctx = rig_ctx(threads, 0);
     kvs_cache *c[N_CODECS];
     double calm[N_CODECS];
     double disturbed[N_CODECS];
@@ -278,14 +213,7 @@ int main(int argc, char **argv)
             most = most > 64 ? 64 : most;
         }
     }
-    kv_block = malloc((size_t)2 * BLOCK * HKV * DIM * sizeof(float));
-    q = malloc((size_t)BLOCK * HQ * DIM * sizeof(float));
-    out = malloc((size_t)BLOCK * HQ * DIM * sizeof(float));
-    if (!kv_block || !q || !out) {
-        return 1;
-    }
-    bench_fill(kv_block, (size_t)2 * BLOCK * HKV * DIM);
-    bench_fill(q, (size_t)BLOCK * HQ * DIM);
+    rig_fill();
     uint32_t have = kvs_cpu_tiers();
     uint32_t off[3] = {0, KVS_TIER_AVX512, KVS_TIER_ALL};
     for (int i = 0; i < (full ? 3 : 2); i++) {

@@ -9,14 +9,9 @@
  * window  512 queries at depth T, the same
  * append  blocks of 512 tokens, the same
  *   bench_paged [--csv FILE] [--threads=N] [--codec=bf16|affine8|affine4] */
-#include "kvstate/kvstate.h"
-#include "limits.h"
+#include "layer_rig.h"
 #include "state/pages_priv.h"
 
-#define HQ     32u
-#define HKV    8u
-#define DIM    128u
-#define BLOCK  512u
 #define FILLS  3 /* what memory a cache gets is luck: it is filled as often */
 #define ROUNDS 15
 
@@ -37,52 +32,23 @@ static const struct {
              {"paged64-scattered", 64, SCATTERED}};
 #define N_KINDS (sizeof kinds / sizeof kinds[0])
 
-static float *kv_block; /* [2][BLOCK][HKV][DIM] */
-static float *q;        /* [BLOCK][HQ][DIM] */
-static float *out;
 static double read_rate; /* bytes/s of the machine, with as many threads */
 
 static kvs_cache *empty_cache(kvs_ctx *ctx, const kvs_codec *codec, size_t kind, uint64_t tokens)
 {
-    kvs_err err = {KVS_OK, 0, "", ""};
-    kvs_layer_spec s = KVS_LAYER_SPEC_INIT;
-    kvs_cache_opts o = KVS_CACHE_OPTS_INIT;
-    kvs_cache *c = NULL;
-    s.n_kv_heads = HKV;
-    s.k_dim = DIM;
-    s.v_dim = DIM;
-    s.k = *codec;
-    s.v = *codec;
-    s.layout = kinds[kind].block ? KVS_LAYOUT_PAGED : KVS_LAYOUT_GROW;
-    o.n_layers = 1;
-    o.layers = &s;
-    o.reserve_tokens = tokens + 64;
-    o.block_tokens = kinds[kind].block;
-    bench_check(kvs_cache_new(ctx, &o, &c, &err), &err);
+    kvs_cache *c = rig_cache(ctx, codec, tokens + 64, kinds[kind].block);
     if (kinds[kind].kind == SCATTERED) {
         kvs__pages_scramble(c->pages, 12345);
-        bench_check(kvs_cache_reserve(c, 0, (uint32_t)tokens, &err),
-                    &err); /* many to choose from */
+        /* many to choose from */
+        bench_must(kvs_cache_reserve(c, 0, (uint32_t)tokens, NULL), "reserve");
     }
     return c;
-}
-
-static void append(kvs_cache *c, uint64_t tokens, uint32_t step)
-{
-    kvs_err err = {KVS_OK, 0, "", ""};
-    kvs_kv kv = KVS_KV_INIT;
-    kv.k = kv_block;
-    kv.v = kv_block + (size_t)BLOCK * HKV * DIM;
-    kv.n_tokens = step;
-    for (uint64_t done = 0; done < tokens; done += step) {
-        bench_check(kvs_cache_append(c, 0, &kv, &err), &err);
-    }
 }
 
 static double append_all(kvs_cache *c, uint64_t tokens)
 {
     double t = bench_now();
-    append(c, tokens, BLOCK);
+    rig_append(c, tokens, BLOCK);
     return bench_now() - t;
 }
 
@@ -95,7 +61,7 @@ static kvs_cache *full_cache(kvs_ctx *ctx, const kvs_codec *codec, size_t kind, 
     const uint64_t shared = kinds[kind].kind == FORK ? tokens / 4 * 3 : tokens;
     const uint32_t step = 32;
     memset(others, 0, FORKS * sizeof *others);
-    append(c, shared, BLOCK);
+    rig_append(c, shared, BLOCK);
     if (shared == tokens) {
         return c;
     }
@@ -106,9 +72,9 @@ static kvs_cache *full_cache(kvs_ctx *ctx, const kvs_codec *codec, size_t kind, 
     bench_check(kvs_cache_fork(others[0], shared, &c, &err), &err);
     for (uint64_t done = shared; done < tokens; done += step) {
         for (int i = 1; i < FORKS; i++) {
-            append(others[i], step, step);
+            rig_append(others[i], step, step);
         }
-        append(c, step, step);
+        rig_append(c, step, step);
     }
     return c;
 }
@@ -119,31 +85,6 @@ static void free_all(kvs_cache *c, kvs_cache *others[FORKS])
     for (int i = 0; i < FORKS; i++) {
         kvs_cache_free(others[i]);
     }
-}
-
-static double read_once(kvs_cache *c, uint32_t queries)
-{
-    kvs_err err = {KVS_OK, 0, "", ""};
-    kvs_attend d = KVS_ATTEND_INIT;
-    d.n_queries = queries;
-    d.n_q_heads = HQ;
-    d.q = q;
-    d.out = out;
-    d.scale = 0.0883883f;
-    double t = bench_now();
-    bench_check(kvs_cache_attend(c, 0, &d, &err), &err);
-    return bench_now() - t;
-}
-
-static double read_some(kvs_cache *c, uint32_t queries)
-{
-    double sum = 0; /* short reads are repeated to some milliseconds */
-    int count = 0;
-    while (sum < 4e-3 && count < 64) {
-        sum += read_once(c, queries);
-        count++;
-    }
-    return sum / count;
 }
 
 static void report(const char *what, const char *codec, uint64_t tokens, double (*t)[ROUNDS])
@@ -189,10 +130,10 @@ static void reads(kvs_ctx *ctx, const char *name, const kvs_codec *codec, uint64
                 free_all(c[i], others[i]);
             }
             c[i] = full_cache(ctx, codec, i, tokens, others[i]);
-            (void)read_once(c[i], queries);
+            (void)rig_read_once(c[i], queries);
         }
         for (size_t i = 0; i < N_KINDS; i++) {
-            t[i][r] = read_some(c[i], queries);
+            t[i][r] = rig_read(c[i], queries);
         }
     }
     if (queries == 1) {
@@ -231,19 +172,8 @@ int main(int argc, char **argv)
     if (!bench_start("paged", &argc, argv)) {
         return 2;
     }
-    kv_block = malloc((size_t)2 * BLOCK * HKV * DIM * sizeof(float));
-    q = malloc((size_t)BLOCK * HQ * DIM * sizeof(float));
-    out = malloc((size_t)BLOCK * HQ * DIM * sizeof(float));
-    if (!kv_block || !q || !out) {
-        return 1;
-    }
-    bench_fill(kv_block, (size_t)2 * BLOCK * HKV * DIM);
-    bench_fill(q, (size_t)BLOCK * HQ * DIM);
-    kvs_ctx_opts o = KVS_CTX_OPTS_INIT;
-    kvs_err err = {KVS_OK, 0, "", ""};
-    kvs_ctx *ctx = NULL;
-    o.n_threads = threads;
-    bench_check(kvs_ctx_new(&o, &ctx, &err), &err);
+    rig_fill();
+    kvs_ctx *ctx = rig_ctx(threads, 0);
     const struct {
         const char *name;
         kvs_codec codec;
@@ -262,8 +192,5 @@ int main(int argc, char **argv)
         }
     }
     kvs_ctx_free(ctx);
-    free(kv_block);
-    free(q);
-    free(out);
     return 0;
 }

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: MIT
 # Every bench/bench_*.c is one program over the static library.
+include(cmake/program.cmake)
 file(GLOB KVS_BENCH_SRC CONFIGURE_DEPENDS bench/bench_*.c)
 foreach(src IN LISTS KVS_BENCH_SRC)
   get_filename_component(name ${src} NAME_WE)
   if(NOT KVS_ENGINE AND name MATCHES "^bench_(model|rows|wmat|warm)$")
     continue()
   endif()
-  add_executable(${name} ${src} $<TARGET_OBJECTS:kvstate_objects>)
-  target_include_directories(${name} PRIVATE include src bench)
-  target_compile_definitions(${name} PRIVATE KVS_STATIC)
-  target_link_libraries(${name} PRIVATE kvs_flags Threads::Threads m)
+  kvs_program(${name} ${src})
   if(name STREQUAL "bench_wmat") # the one that measures the engine's own split
     target_sources(${name} PRIVATE src/engine/matmul.c)
   endif()

@@ -44,7 +44,7 @@ if(NOT KVS_SANITIZE)
     list(APPEND KVS_API_TESTS api_symbols_engine)
   endif()
   add_test(NAME api_install COMMAND sh ${PROJECT_SOURCE_DIR}/tests/api/install.sh
-    ${PROJECT_BINARY_DIR} ${PROJECT_SOURCE_DIR} ${CMAKE_C_COMPILER})
+    ${PROJECT_BINARY_DIR} ${PROJECT_SOURCE_DIR} ${CMAKE_C_COMPILER} $<$<BOOL:${KVS_CXX}>:${KVS_CXX}>)
   list(APPEND KVS_API_TESTS api_install)
   set_tests_properties(${KVS_API_TESTS} PROPERTIES LABELS quick TIMEOUT 120)
 endif()

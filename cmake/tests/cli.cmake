@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: MIT
 # The kvstate program from outside, with a tiny model; with a real one its memory.
 if(KVS_ENGINE AND NOT CMAKE_CROSSCOMPILING)
-  add_executable(tiny_model tests/cli/tiny_model.c $<TARGET_OBJECTS:kvstate_engine_objects>
-    $<TARGET_OBJECTS:kvstate_objects>)
-  target_include_directories(tiny_model PRIVATE include src tests)
-  target_compile_definitions(tiny_model PRIVATE KVS_STATIC)
-  target_link_libraries(tiny_model PRIVATE kvs_flags Threads::Threads m PkgConfig::KVS_PCRE2)
+  kvs_program(tiny_model ENGINE tests/cli/tiny_model.c)
   add_test(NAME cli COMMAND ${PROJECT_SOURCE_DIR}/tests/cli/cli.sh $<TARGET_FILE:kvstate_app>
     $<TARGET_FILE:tiny_model>)
   set_tests_properties(cli PROPERTIES LABELS "quick" TIMEOUT 300)

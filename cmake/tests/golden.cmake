@@ -3,11 +3,8 @@
 # that they also run where cmocka is not, under an emulator included.
 foreach(name codec attention caches)
   if(EXISTS ${PROJECT_SOURCE_DIR}/tests/diff/golden_${name}.c)
-    add_executable(golden_${name} ${PROJECT_SOURCE_DIR}/tests/diff/golden_${name}.c $<TARGET_OBJECTS:kvstate_objects>)
-    target_include_directories(golden_${name} PRIVATE include src tests tests/diff)
-    target_compile_definitions(golden_${name} PRIVATE KVS_STATIC
-      KVS_GOLDEN_DIR="${PROJECT_SOURCE_DIR}/tests/golden/mlx")
-    target_link_libraries(golden_${name} PRIVATE kvs_flags Threads::Threads m)
+    kvs_program(golden_${name} tests/diff/golden_${name}.c)
+    target_compile_definitions(golden_${name} PRIVATE KVS_GOLDEN_DIR="${PROJECT_SOURCE_DIR}/tests/golden/mlx")
     add_test(NAME golden_${name} COMMAND golden_${name})
     set_tests_properties(golden_${name} PROPERTIES LABELS "quick;diff" TIMEOUT 300)
   endif()

@@ -2,11 +2,7 @@
 # The GGUF reader and the weight types against the `gguf` Python package, live.
 find_package(Python3 QUIET COMPONENTS Interpreter)
 if(KVS_ENGINE AND Python3_FOUND AND NOT CMAKE_CROSSCOMPILING)
-  add_executable(gguf_tool tests/oracle/gguf_tool.c $<TARGET_OBJECTS:kvstate_engine_objects>
-    $<TARGET_OBJECTS:kvstate_objects>)
-  target_include_directories(gguf_tool PRIVATE include src)
-  target_compile_definitions(gguf_tool PRIVATE KVS_STATIC)
-  target_link_libraries(gguf_tool PRIVATE kvs_flags Threads::Threads m PkgConfig::KVS_PCRE2)
+  kvs_program(gguf_tool ENGINE tests/oracle/gguf_tool.c)
   set(dir ${PROJECT_SOURCE_DIR}/tests)
   add_test(NAME oracle_gguf COMMAND Python3::Interpreter ${dir}/oracle/with_venv.py
     ${PROJECT_BINARY_DIR}/venv-gguf ${dir}/golden/requirements-gguf.txt

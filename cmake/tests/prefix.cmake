@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: MIT
 # Random programs over a prefix index against cold computation (tests/diff/prefixops.h).
-add_executable(test_prefix tests/diff/test_prefix.c tests/diff/prefixops.c tests/diff/prefixops_world.c $<TARGET_OBJECTS:kvstate_objects>)
-target_include_directories(test_prefix PRIVATE include src tests)
-target_compile_definitions(test_prefix PRIVATE KVS_STATIC)
-target_link_libraries(test_prefix PRIVATE kvs_flags Threads::Threads m)
+kvs_program(test_prefix tests/diff/test_prefix.c ${KVS_PREFIXOPS_SRC})
 add_test(NAME prefix_ops COMMAND test_prefix --programs 400)
 set_tests_properties(prefix_ops PROPERTIES LABELS "quick;diff" TIMEOUT 300)
 # Long programs: 10^5 operations on one index do not grow.

@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: MIT
 # Recurrent layers: random programs against the naive model (tests/diff).
-add_executable(test_recurrent_ops tests/diff/test_recurrent_ops.c tests/diff/rec_naive.c
-  $<TARGET_OBJECTS:kvstate_objects>)
-target_include_directories(test_recurrent_ops PRIVATE include src tests)
-target_compile_definitions(test_recurrent_ops PRIVATE KVS_STATIC)
-target_link_libraries(test_recurrent_ops PRIVATE kvs_flags Threads::Threads m)
+kvs_program(test_recurrent_ops tests/diff/test_recurrent_ops.c tests/diff/rec_naive.c)
 add_test(NAME recurrent_ops COMMAND test_recurrent_ops 1 300)
 add_test(NAME recurrent_ops_fail COMMAND test_recurrent_ops 100001 300 fail)
 set_tests_properties(recurrent_ops recurrent_ops_fail PROPERTIES LABELS "quick;diff" TIMEOUT 600)
@@ -16,11 +12,8 @@ if(TARGET test_recurrent) # tests/unit
 endif()
 
 # What mlx-lm answered (tests/golden/recurrent.kvg).
-add_executable(golden_recurrent tests/diff/golden_recurrent.c $<TARGET_OBJECTS:kvstate_objects>)
-target_include_directories(golden_recurrent PRIVATE include tests)
-target_compile_definitions(golden_recurrent PRIVATE KVS_STATIC
-  KVS_GOLDEN_FILE="${PROJECT_SOURCE_DIR}/tests/golden/recurrent.kvg")
-target_link_libraries(golden_recurrent PRIVATE kvs_flags Threads::Threads m)
+kvs_program(golden_recurrent tests/diff/golden_recurrent.c)
+target_compile_definitions(golden_recurrent PRIVATE KVS_GOLDEN_FILE="${PROJECT_SOURCE_DIR}/tests/golden/recurrent.kvg")
 add_test(NAME golden_recurrent COMMAND golden_recurrent)
 set_tests_properties(golden_recurrent PROPERTIES LABELS "quick;diff" TIMEOUT 60)
 

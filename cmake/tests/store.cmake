@@ -2,10 +2,7 @@
 # The object store under crashes, killed processes, failing calls and random programs (tests/crash).
 foreach(name store_crash store_ops store_kill)
   if(EXISTS ${PROJECT_SOURCE_DIR}/tests/crash/test_${name}.c)
-    add_executable(test_${name} tests/crash/test_${name}.c $<TARGET_OBJECTS:kvstate_objects>)
-    target_include_directories(test_${name} PRIVATE include src tests)
-    target_compile_definitions(test_${name} PRIVATE KVS_STATIC)
-    target_link_libraries(test_${name} PRIVATE kvs_flags Threads::Threads m)
+    kvs_program(test_${name} tests/crash/test_${name}.c)
   endif()
 endforeach()
 add_test(NAME store_crash COMMAND test_store_crash 1 3 3)

@@ -168,11 +168,16 @@ typedef struct kvs_prefix_stats {
     uint64_t evicted_waiting; /* nodes that went before their save had ended, for a pool without a
                                  block, or for a lower limit */
     uint64_t refused_waiting; /* refused while others waited */
+    /* Of a draft model's state in these entries (prefix_cache.h); the counts of lookups, hits and
+     * reasons above are without it, bytes, pages and all others with it. */
+    uint64_t draft_lookups;
+    uint64_t draft_hits;
+    uint64_t draft_hit_tokens;
 } kvs_prefix_stats;
 #define KVS_PREFIX_STATS_INIT                                                                      \
     {                                                                                              \
         sizeof(kvs_prefix_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0, 0, 0, \
-            0                                                                                      \
+            0, 0, 0, 0                                                                             \
     }
 KVS_API kvs_status kvs_prefix_get_stats(const kvs_prefix *ix, kvs_prefix_stats *out);
 

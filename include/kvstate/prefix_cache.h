@@ -15,7 +15,12 @@
  * not taken into memory (kvs_prefix_stats.refused_waiting), its session goes on, and saves it. Two
  * limits win over waiting, and count what went early (evicted_waiting): pool_bytes where that frees
  * a block, else a session waits for its own saves, and kvs_prefix_cache_limit. The queue is bounded (store.h);
- * where it is full a session tries again as it goes on, and waits for room when it is freed. */
+ * where it is full a session tries again as it goes on, and waits for room when it is freed.
+ *
+ * With a draft model its state is part of the entries: sessions that speculate with it (speculate.h)
+ * are lent the drafter's state of a prompt as well, all of it or of a shorter prefix. Entries come, count
+ * under max_bytes and go with both, pool_bytes holds the blocks of both, and the directory the state
+ * of both. */
 #ifndef KVSTATE_PREFIX_CACHE_H
 #define KVSTATE_PREFIX_CACHE_H
 
@@ -43,16 +48,19 @@ typedef struct kvs_prefix_cache_opts {
     uint64_t dir_bytes;        /* of the directory, 0: no limit */
     kvs_retain_score_fn score; /* CUSTOM: see kvs_prefix_opts; calls come one at a time */
     void *score_user;
+    const kvs_model *draft_model; /* of sessions that speculate; outlives the cache. NULL: none */
+    const kvs_plan *draft_plan;   /* of draft_model, paged with the same blocks; as plan, read here
+                                     only. NULL: f16, as long as plan's context */
 } kvs_prefix_cache_opts;
 #define KVS_PREFIX_CACHE_OPTS_INIT                                                                 \
     {                                                                                              \
         sizeof(kvs_prefix_cache_opts), NULL, 0, 0, KVS_RETAIN_DENSITY, 0, 0, 0, NULL, 0, NULL,     \
-            NULL                                                                                   \
+            NULL, NULL, NULL                                                                       \
     }
 
 /* A cache may be used by sessions of several threads, each with a context of its own; all call the
  * allocator of the cache's context then.
- * KVS_E_INVAL: no plan, or one of another model; KVS_E_UNSUPPORTED: a layer is not paged, or (with
+ * KVS_E_INVAL: no plan, one of another model, or draft_plan without draft_model; KVS_E_UNSUPPORTED: a layer is not paged, or (with
  * dir) of a kind that is not saved, the message names it; KVS_E_LIMIT: max_bytes or pool_bytes does
  * not hold what is empty; what kvs_session_persist says of the directory. */
 KVS_API kvs_status kvs_prefix_cache_new(kvs_ctx *ctx, const kvs_model *model,

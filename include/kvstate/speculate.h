@@ -5,11 +5,19 @@
  * step and picks again at each: drafts stay as long as the pick is the draft. So tokens and logits
  * are bit for bit those of plain decoding with the same sampler and seed, for any plan; drafts only
  * decide how many tokens a step yields. All layers, and the state of a draft model, go back in the
- * round's own transaction (txn.h). */
+ * round's own transaction (txn.h).
+ *
+ * What a session shares and keeps its draft model does, too: in a prefix cache that was made for that
+ * draft model and plan (prefix_cache.h), and in the session's store (persist.h: given before kvs_spec_new),
+ * in the same entries or beside them, under the same budgets. Given is what rounds have settled. The
+ * drafter is lent, or reads, the longest prefix there is of its own state, never that of other
+ * tokens, plans or models, and computes what it lacks of the text; kvs_spec_get_reuse tells. Where memory
+ * or the pool has room for the text or for drafts, but not for both, drafts end. */
 #ifndef KVSTATE_SPECULATE_H
 #define KVSTATE_SPECULATE_H
 
 #include "kvstate/batch.h"
+#include "kvstate/persist.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -46,7 +54,8 @@ typedef struct kvs_spec_opts {
     uint32_t ngram;
     kvs_draft_fn draft;
     const kvs_model *draft_model; /* of the same vocabulary; outlives this */
-    const kvs_plan *draft_plan;   /* of draft_model; NULL: f16, as long as the session's context */
+    const kvs_plan *draft_plan;   /* of draft_model; NULL: f16, as long as the session's context, in
+                                     blocks where the session's prefix cache has a part for it */
 } kvs_spec_opts;
 #define KVS_SPEC_OPTS_INIT                                                                         \
     {                                                                                              \
@@ -76,17 +85,23 @@ KVS_API kvs_status kvs_spec_next_rows(kvs_batch *batch, kvs_spec *const *specs, 
 typedef struct kvs_spec_stats {
     size_t struct_size;
     uint64_t n_rounds;
-    uint64_t n_tokens;   /* that the session took from rounds */
-    uint64_t n_drafts;   /* computed */
-    uint64_t n_accepted; /* of them */
-    uint32_t depth;      /* drafts that the next round may have, 0: pausing */
-    size_t bytes;        /* state and scratch of a draft model */
+    uint64_t n_tokens;       /* that the session took from rounds */
+    uint64_t n_drafts;       /* computed */
+    uint64_t n_accepted;     /* of them */
+    uint32_t depth;          /* drafts that the next round may have, 0: pausing */
+    size_t bytes;            /* state and scratch of a draft model */
+    uint64_t draft_reused;   /* tokens that a draft model was lent or read from a store */
+    uint64_t draft_restored; /* of these, from a store */
+    uint64_t draft_computed; /* and those that it computed, drafts that stayed included */
 } kvs_spec_stats;
 #define KVS_SPEC_STATS_INIT                                                                        \
     {                                                                                              \
-        sizeof(kvs_spec_stats), 0, 0, 0, 0, 0, 0                                                   \
+        sizeof(kvs_spec_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0                                          \
     }
 KVS_API kvs_status kvs_spec_get_stats(const kvs_spec *spec, kvs_spec_stats *out);
+/* As kvs_session_get_reuse, of the draft model's state: of the last time that it came to a text, not of
+ * rounds. reason: also why it shares nothing. KVS_NO: there is no draft model. */
+KVS_API kvs_status kvs_spec_get_reuse(const kvs_spec *spec, kvs_reuse *out);
 
 #ifdef __cplusplus
 }

@@ -4,12 +4,12 @@
  * With few rows of x an item is a run of rows of W of 4 .. 64 KiB: 1 .. 10 us of work, so that a
  * thread taken off its CPU holds up little and a dispatch of about 0.1 us an item is not felt. With
  * many rows it is a panel of W (what stays decoded in the second-level cache) times at most
- * ROWS_PER_ITEM rows of x, decoded again for each such block: 1 / 128 of the work of multiplying.
+ * ROWS_PER_ITEM rows of x, decoded again for each such block: 1 / 256 of the work of multiplying (at 128 a percent of a prompt).
  */
 #include "engine/matmul.h"
 
 #define FEW_ROWS         4u
-#define ROWS_PER_ITEM    128u
+#define ROWS_PER_ITEM    256u
 #define ITEMS_PER_THREAD 12u
 #define ITEM_BYTES_MIN   ((size_t)4 << 10)
 #define ITEM_BYTES_MAX   ((size_t)64 << 10)

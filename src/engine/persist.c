@@ -25,6 +25,7 @@
 #include "engine/weights.h"
 #include "store/history.h"
 #include "store/known.h"
+#include "store/store_vfs.h"
 
 #define NOTE_BYTES   ((uint64_t)64 << 20)
 #define MIN_TOKENS   64u
@@ -60,6 +61,7 @@ struct kvs__persist {
     bool own_store;
     bool read_only;
     uint64_t max_bytes;
+    uint64_t note_bytes;
     size_t min_tokens;
     uint8_t identity[KVS_DIGEST_BYTES];
     const kvs__share *share; /* of the session's prefix cache; NULL: none */
@@ -106,6 +108,19 @@ static kvs_status identify(kvs__persist *p, const kvs__persist_for *f, const kvs
                : st;
 }
 
+/* Of a draft model: where its target's state is found, there its own is, too, and nowhere else. */
+static kvs_status identify_draft(kvs__persist *p, const kvs__persist_for *f, kvs_err *err)
+{
+    uint8_t model[32];
+    kvs_identity_desc d = KVS_IDENTITY_DESC_INIT;
+    kvs_status st = kvs__weights_digest(f->model, kvs__store_dir(p->store), model, err);
+    d.model = (kvs_bytes){model, sizeof model};
+    d.salt = (kvs_bytes){f->beside->identity, sizeof f->beside->identity};
+    return st == KVS_OK
+               ? kvs__identity(f->ctx, &f->model->net, f->cache, f->n_ctx, &d, p->identity, err)
+               : st;
+}
+
 /* ---- opening */
 
 kvs_status kvs__persist_open(kvs_ctx *ctx, const char *dir, uint64_t max_bytes, kvs_store **out,
@@ -128,8 +143,10 @@ static kvs_status open_store(kvs__persist *p, const kvs__persist_for *f, const k
 {
     kvs_status st = KVS_OK;
     const uint8_t *identity = NULL;
-    p->store = kvs__share_store(f->share, &identity);
-    if (p->store) {
+    p->store = f->beside ? f->beside->store : kvs__share_store(f->share, &identity);
+    if (f->beside) {
+        st = identify_draft(p, f, err);
+    } else if (p->store) {
         memcpy(p->identity, identity, sizeof p->identity);
     } else {
         st = kvs__persist_open(p->ctx, o->dir, o->max_bytes, &p->store, err);
@@ -165,11 +182,16 @@ kvs_status kvs__persist_new(const kvs__persist_for *f, const kvs_persist_opts *o
     p->share = f->share;
     p->max_bytes = o.max_bytes;
     p->min_tokens = o.min_tokens ? o.min_tokens : MIN_TOKENS;
+    p->note_bytes = o.note_bytes ? o.note_bytes : NOTE_BYTES;
+    if (f->beside) {
+        p->max_bytes = f->beside->max_bytes;
+        p->min_tokens = f->beside->min_tokens;
+        p->note_bytes = f->beside->note_bytes;
+    }
     p->last = (kvs_reuse)KVS_REUSE_INIT;
-    uint64_t notes = o.note_bytes ? o.note_bytes : NOTE_BYTES;
-    st = kvs__history_new(f->ctx, f->cache, (size_t)notes, &p->history, err);
+    st = kvs__history_new(f->ctx, f->cache, (size_t)p->note_bytes, &p->history, err);
     const uint8_t *identity = NULL;
-    if (st == KVS_OK && (o.dir || kvs__share_store(f->share, &identity))) {
+    if (st == KVS_OK && (o.dir || f->beside || kvs__share_store(f->share, &identity))) {
         st = open_store(p, f, &o, err);
     }
     if (st != KVS_OK) {
@@ -730,4 +752,9 @@ kvs_store *kvs__persist_store(kvs__persist *p, const uint8_t **identity)
 {
     *identity = p ? p->identity : NULL;
     return p && !p->read_only ? p->store : NULL;
+}
+
+bool kvs__persist_has_store(const kvs__persist *p)
+{
+    return p && p->store;
 }

@@ -3,6 +3,8 @@
 #ifndef KVS_ENGINE_PERSIST_H
 #define KVS_ENGINE_PERSIST_H
 
+#include <stdbool.h>
+
 #include "base/base.h"
 #include "kvstate/persist.h"
 
@@ -15,6 +17,9 @@ typedef struct kvs__persist_for {
     kvs_cache *cache;
     uint32_t n_ctx;
     const kvs__share *share; /* its store and identity; NULL, or none: those of the options */
+    /* Of a draft model's session: its target's, whose store and limits it has. Its state lies there
+     * under an identity of both models and plans. NULL: it is no draft model's. */
+    const kvs__persist *beside;
 } kvs__persist_for;
 kvs_status kvs__persist_open(kvs_ctx *ctx, const char *dir, uint64_t max_bytes, kvs_store **out,
                              kvs_err *err);
@@ -59,6 +64,8 @@ kvs_status kvs__persist_flush(kvs__persist *p, kvs_err *err);
 void kvs__persist_reuse(kvs__persist *p, kvs_reuse *out);
 /* session.c */
 kvs__persist *kvs__session_persist(const kvs_session *s);
+/* Is there one, be it to read? */
+bool kvs__persist_has_store(const kvs__persist *p);
 /* NULL where nothing can be written. */
 kvs_store *kvs__persist_store(kvs__persist *p, const uint8_t **identity);
 

@@ -19,7 +19,27 @@ static kvs_status check_opts(const kvs_model *model, const kvs_prefix_cache_opts
     if (!o->plan) {
         return kvs__fail(err, KVS_E_INVAL, "engine", "a prefix cache needs the sessions' plan");
     }
-    return kvs__net_check_plan(&model->net, o->plan, err);
+    if (o->draft_plan && !o->draft_model) {
+        return kvs__fail(err, KVS_E_INVAL, "engine", "draft_plan without draft_model");
+    }
+    kvs_status st = kvs__net_check_plan(&model->net, o->plan, err);
+    return st == KVS_OK && o->draft_plan
+               ? kvs__net_check_plan(&o->draft_model->net, o->draft_plan, err)
+               : st;
+}
+
+kvs_status kvs__draft_plan(kvs_ctx *ctx, const kvs_model *draft, uint32_t n_ctx, uint32_t kv_block,
+                           kvs_plan **out, kvs_err *err)
+{
+    kvs_plan_opts o = KVS_PLAN_OPTS_INIT;
+    o.n_ctx = n_ctx;
+    o.kv_block = kv_block;
+    kvs_status st = kvs_plan_new(ctx, draft, &o, out, err);
+    if (st == KVS_E_NOMEM || st == KVS_OK || kv_block == 0) {
+        return st;
+    }
+    o.kv_block = 0; /* no layer of it can be paged */
+    return kvs_plan_new(ctx, draft, &o, out, err);
 }
 
 /* The index keeps to what a snapshot's memory leaves. */
@@ -28,31 +48,83 @@ static size_t index_limit(const kvs_prefix_cache *c, size_t max_bytes)
     return max_bytes > c->blob_bytes ? max_bytes - c->blob_bytes : (max_bytes > 0 ? 1 : 0);
 }
 
-static kvs_status make_index(kvs_prefix_cache *c, const kvs_prefix_cache_opts *o, kvs_err *err)
+/* An empty cache of a plan in the pool; refuses what can't be saved, where there is to be a store. */
+static kvs_status empty_cache(kvs_prefix_cache *c, const kvs_plan *plan, bool saved,
+                              kvs_cache **out, kvs_err *err)
 {
     kvs_cache_opts co = KVS_CACHE_OPTS_INIT;
-    kvs_prefix_opts io = KVS_PREFIX_OPTS_INIT;
-    kvs_cache *like = NULL;
-    co.n_layers = kvs_plan_n_layers(o->plan);
-    co.layers = kvs_plan_layer(o->plan, 0);
+    co.n_layers = kvs_plan_n_layers(plan);
+    co.layers = kvs_plan_layer(plan, 0);
     co.pages = c->pages;
-    kvs_status st = kvs_cache_new(c->ctx, &co, &like, err);
-    c->blob_bytes = kvs_recurrent_snapshot_bytes(like);
+    kvs_status st = kvs_cache_new(c->ctx, &co, out, err);
+    kvs__history *probe = NULL;
+    st = st == KVS_OK && saved ? kvs__history_new(c->ctx, *out, 0, &probe, err) : st;
+    kvs__history_free(probe);
+    return st;
+}
+
+/* Of the caches that the index is of; room for the larger snapshot. */
+static kvs_status make_blob(kvs_prefix_cache *c, kvs_cache *const like[KVS__PARTS], kvs_err *err)
+{
+    for (uint32_t i = 0; i < KVS__PARTS; i++) {
+        size_t bytes = like[i] ? kvs_recurrent_snapshot_bytes(like[i]) : 0;
+        c->snapshot_bytes[i] = bytes;
+        c->blob_bytes = bytes > c->blob_bytes ? bytes : c->blob_bytes;
+    }
     if (c->blob_bytes > 0) {
         c->blob = kvs__calloc(c->ctx, 1, c->blob_bytes);
-        st = c->blob ? st : kvs__nomem(err, "engine", c->blob_bytes);
     }
+    return c->blob || c->blob_bytes == 0 ? KVS_OK : kvs__nomem(err, "engine", c->blob_bytes);
+}
+
+/* The draft model's part: a plan in blocks of the pool. */
+static kvs_status make_draft(kvs_prefix_cache *c, const kvs_prefix_cache_opts *o, kvs_cache **like,
+                             kvs_err *err)
+{
+    kvs_plan *own = NULL;
+    kvs_identity_desc d = KVS_IDENTITY_DESC_INIT;
+    kvs_status st = KVS_OK;
+    if (!o->draft_plan) {
+        st = kvs__draft_plan(c->ctx, o->draft_model, kvs_plan_n_ctx(o->plan), c->block, &own, err);
+    }
+    const kvs_plan *plan = own ? own : o->draft_plan;
+    if (st == KVS_OK && kvs_plan_kv_block(plan) > 0 && kvs_plan_kv_block(plan) != c->block) {
+        st = kvs__fail(err, KVS_E_INVAL, "engine",
+                       "the draft plan has blocks of %u tokens, the plan of %u",
+                       kvs_plan_kv_block(plan), c->block);
+    }
+    st = st == KVS_OK ? empty_cache(c, plan, o->dir != NULL, like, err) : st;
+    if (st == KVS_OK) {
+        c->draft_model = o->draft_model;
+        kvs_plan_digest(plan, c->draft_plan);
+        st = kvs__identity(c->ctx, &o->draft_model->net, *like, kvs_plan_n_ctx(plan), &d,
+                           c->draft_identity, err);
+    }
+    kvs_plan_free(own);
+    return st;
+}
+
+static kvs_status make_index(kvs_prefix_cache *c, const kvs_prefix_cache_opts *o, kvs_err *err)
+{
+    kvs_prefix_opts io = KVS_PREFIX_OPTS_INIT;
+    kvs_cache *like[KVS__PARTS] = {NULL, NULL};
+    kvs_status st = empty_cache(c, o->plan, o->dir != NULL, &like[KVS__PART_MAIN], err);
+    if (st == KVS_OK && o->draft_model) {
+        st = make_draft(c, o, &like[KVS__PART_DRAFT], err);
+    }
+    st = st == KVS_OK ? make_blob(c, like, err) : st;
     io.policy = o->policy;
     io.score = o->score;
     io.user = o->score_user;
     io.max_bytes = index_limit(c, o->max_bytes);
     io.window_stride = o->window_stride;
     io.session_ms = o->session_ms;
-    st = st == KVS_OK ? kvs_prefix_new(c->ctx, like, &io, &c->index, err) : st;
-    kvs__history *probe = NULL; /* refuses what can't be saved */
-    st = st == KVS_OK && o->dir ? kvs__history_new(c->ctx, like, 0, &probe, err) : st;
-    kvs__history_free(probe);
-    kvs_cache_free(like);
+    if (st == KVS_OK) {
+        st = kvs__prefix_new_pair(c->ctx, like[KVS__PART_MAIN], like[KVS__PART_DRAFT], &io,
+                                  &c->index, err);
+    }
+    kvs_cache_free(like[KVS__PART_DRAFT]);
+    kvs_cache_free(like[KVS__PART_MAIN]);
     return st;
 }
 
@@ -60,15 +132,23 @@ static kvs_status build(kvs_prefix_cache *c, const kvs_prefix_cache_opts *o, kvs
 {
     kvs_pages_opts po = KVS_PAGES_OPTS_INIT;
     po.block_tokens = kvs_plan_kv_block(o->plan);
+    if (po.block_tokens == 0 && o->draft_plan) {
+        po.block_tokens = kvs_plan_kv_block(o->draft_plan);
+    }
     po.max_bytes = o->pool_bytes;
     kvs_plan_digest(o->plan, c->plan);
     c->snapshot_stride = o->snapshot_stride;
     kvs_status st = kvs_pages_new(c->ctx, &po, &c->pages, err);
-    st = st == KVS_OK ? make_index(c, o, err) : st;
+    if (st == KVS_OK) {
+        kvs_pages_stats pool = KVS_PAGES_STATS_INIT;
+        (void)kvs_pages_get_stats(c->pages, &pool);
+        /* no layer is paged: any number will do */
+        c->block = po.block_tokens || o->draft_model ? pool.block_tokens : 1;
+        st = make_index(c, o, err);
+    }
     if (st != KVS_OK) {
         return st;
     }
-    c->block = po.block_tokens ? po.block_tokens : 1; /* no layer is paged: any number will do */
     st = o->dir ? kvs__persist_open(c->ctx, o->dir, o->dir_bytes, &c->store, err) : st;
     return st == KVS_OK && o->dir ? kvs__weights_digest(c->model, o->dir, c->weights, err) : st;
 }

@@ -65,7 +65,7 @@ static kvs_status make_share(kvs_session *s, kvs_err *err)
     if (st != KVS_OK || !kvs__share_store(s->share, &identity)) {
         return st;
     }
-    kvs__persist_for f = {s->ctx, s->model, s->cache, s->n_ctx, s->share};
+    kvs__persist_for f = {s->ctx, s->model, s->cache, s->n_ctx, s->share, NULL};
     return kvs__persist_new(&f, NULL, &s->persist, err);
 }
 
@@ -406,21 +406,6 @@ static int no_logits(void *user, int64_t pos, const float *logits, size_t n_voca
     return 0;
 }
 
-kvs_status kvs__session_goto(kvs_session *s, const int32_t *tokens, size_t n, kvs_err *err)
-{
-    kvs_status st = kvs__session_check(s, tokens, n, 0, err);
-    st = st == KVS_OK ? cut(s, can_keep(s, kvs__session_common(s, tokens, n)), err) : st;
-    if (st != KVS_OK || n == s->n_tokens) {
-        return st;
-    }
-    kvs_eval e = KVS_EVAL_INIT;
-    e.tokens = tokens + s->n_tokens;
-    e.n_tokens = n - s->n_tokens;
-    e.logits_from = e.n_tokens;
-    e.on_logits = no_logits;
-    return run_blocks(s, &e, err);
-}
-
 /* Takes over what the prefix cache found, in place of what it holds. Without memory it is empty. */
 static void take_shared(kvs_session *s, size_t n)
 {
@@ -483,6 +468,56 @@ static kvs_status prepare(kvs_session *s, const int32_t *tokens, size_t n, kvs_e
     kvs_status st = fetch(s, tokens, n, own);
     s->n_own = st == KVS_NO ? own : 0;
     return st == KVS_NO ? cut(s, own, err) : st;
+}
+
+/* Tokens of tokens[0 .. n) that are held, or can be had without computing them. */
+static kvs_status approach(kvs_session *s, const int32_t *tokens, size_t n, kvs_err *err)
+{
+    size_t keep = kvs__session_common(s, tokens, n);
+    size_t own = can_keep(s, keep);
+    if (own == n || (!s->share && !s->persist)) {
+        return cut(s, own, err);
+    }
+    if (keep < s->n_tokens) {
+        keep_all(s, false);
+    }
+    kvs_status st = fetch(s, tokens, n + 1, own);
+    s->n_own = st == KVS_NO ? own : 0;
+    if (st == KVS_OK && s->n_tokens > own) {
+        s->n_reused += s->n_tokens - own;
+        s->n_restored += kvs__share_lent(s->share) > 0 ? 0 : s->n_tokens - own;
+    }
+    if (st == KVS_OK &&
+        s->n_tokens == n) { /* it may have come from disk: then others are lent it */
+        kvs__share_keep(s->share, s->tokens, n);
+    }
+    return st == KVS_NO ? cut(s, own, err) : st;
+}
+
+static kvs_status compute_to(kvs_session *s, const int32_t *tokens, size_t n, kvs_err *err)
+{
+    kvs_eval e = KVS_EVAL_INIT;
+    e.tokens = tokens + s->n_tokens;
+    e.n_tokens = n - s->n_tokens;
+    e.logits_from = e.n_tokens;
+    e.on_logits = no_logits;
+    return run_blocks(s, &e, err);
+}
+
+kvs_status kvs__session_goto(kvs_session *s, const int32_t *tokens, size_t n, kvs_err *err)
+{
+    kvs_status st = kvs__session_check(s, tokens, n, 0, err);
+    st = st == KVS_OK ? approach(s, tokens, n, err) : st;
+    if (st != KVS_OK || n == s->n_tokens) {
+        return st;
+    }
+    kvs__persist_prompt(s->persist, s->n_tokens, n);
+    st = compute_to(s, tokens, n, err);
+    if (!s->broken) {
+        kvs__share_keep(s->share, s->tokens, s->n_tokens);
+    }
+    kvs__persist_synced(s->persist, s->tokens, s->n_tokens);
+    return st;
 }
 
 static kvs_status start(kvs_session *s, const int32_t *tokens, size_t n, size_t *n_reused,
@@ -664,8 +699,27 @@ kvs_status kvs_session_persist(kvs_session *s, const kvs_persist_opts *opts, kvs
                          s->persist ? "the session has a store already"
                                     : "the session holds tokens: give it the store before");
     }
-    kvs__persist_for f = {s->ctx, s->model, s->cache, s->n_ctx, NULL};
+    kvs__persist_for f = {s->ctx, s->model, s->cache, s->n_ctx, NULL, NULL};
     return kvs__persist_new(&f, opts, &s->persist, err);
+}
+
+kvs_status kvs__session_beside(kvs_session *s, const kvs_session *target, const kvs_plan *plan,
+                               kvs_err *why)
+{
+    kvs_status st = KVS_OK;
+    kvs_status shared = KVS_OK;
+    if (target->share) {
+        shared = kvs__share_beside(target->share, s, plan, &s->share, why);
+    }
+    if (shared == KVS_NO) {
+        (void)kvs__fail(why, KVS_NO, "engine", "the prefix cache has no part for this draft plan");
+    }
+    if ((shared == KVS_OK || shared == KVS_NO) && kvs__persist_has_store(target->persist)) {
+        kvs__persist_for f = {s->ctx, s->model, s->cache, s->n_ctx, s->share, target->persist};
+        st = kvs__persist_new(&f, NULL, &s->persist, why);
+    }
+    st = st == KVS_OK ? shared : st;
+    return st == KVS_OK || st == KVS_E_NOMEM ? st : KVS_NO;
 }
 
 kvs_status kvs_session_save(kvs_session *s, kvs_err *err)

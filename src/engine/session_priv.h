@@ -42,6 +42,7 @@ struct kvs_session {
     bool broken;
     uint64_t n_computed;
     uint64_t n_reused;
+    uint64_t n_restored;   /* of these, of a draft model, from a store */
     size_t n_own;          /* of those reused by the last sync, its own */
     kvs__persist *persist; /* NULL: no store */
     kvs__share *share;     /* NULL: no prefix cache */
@@ -67,7 +68,12 @@ struct kvs_batch {
 /* KVS_E_BROKEN, KVS_E_INVAL, KVS_E_LIMIT, KVS_E_RANGE of n tokens to come after `held` ones. */
 kvs_status kvs__session_check(const kvs_session *s, const int32_t *tokens, size_t n, size_t held,
                               kvs_err *err);
-/* As kvs_session_sync, but without logits. */
+/* A draft model's session, which is empty and has `plan`, shares and keeps its state where the target
+ * does. KVS_NO: `why` says where not, and it computes what it lacks. */
+kvs_status kvs__session_beside(kvs_session *s, const kvs_session *target, const kvs_plan *plan,
+                               kvs_err *why);
+/* As kvs_session_sync, but without logits, with what the prefix cache and the store have up to there.
+ * tokens[n] is read, too: the one that comes next. */
 kvs_status kvs__session_goto(kvs_session *s, const int32_t *tokens, size_t n, kvs_err *err);
 /* Room for several rows of logits at once, as many as are worth it. */
 kvs_status kvs__session_grow_logits(kvs_session *s, size_t rows, kvs_err *err);

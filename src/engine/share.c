@@ -12,6 +12,7 @@
 #include <time.h>
 
 #include "engine/identity.h"
+#include "engine/session_priv.h"
 #include "kvstate/recurrent.h"
 #include "state/pages_lock.h"
 
@@ -19,6 +20,7 @@ struct kvs__share {
     kvs_ctx *ctx;
     kvs_prefix_cache *pc;
     kvs_cache *cache;
+    uint32_t part; /* of the entries; a draft model's has the target's identity */
     uint8_t identity[KVS_DIGEST_BYTES];
     kvs_lease *lease; /* I2 */
     kvs_prefix_hit hit;
@@ -67,6 +69,13 @@ kvs_status kvs__share_check(kvs_session_opts *o, const kvs_model *model, kvs_err
     return KVS_OK;
 }
 
+static void count_in(kvs_prefix_cache *pc)
+{
+    kvs__pages_lock(pc->pages);
+    pc->n_sessions++;
+    kvs__pages_unlock(pc->pages);
+}
+
 kvs_status kvs__share_new(kvs_ctx *ctx, kvs_cache *cache, const kvs_session_opts *o, uint32_t n_ctx,
                           kvs__share **out, kvs_err *err)
 {
@@ -98,10 +107,52 @@ kvs_status kvs__share_new(kvs_ctx *ctx, kvs_cache *cache, const kvs_session_opts
     }
     h->priority = o->prefix_priority;
     h->priority_ms = o->prefix_priority_ms;
-    kvs__pages_lock(pc->pages);
-    pc->n_sessions++;
-    kvs__pages_unlock(pc->pages);
+    count_in(pc);
     *out = h;
+    return KVS_OK;
+}
+
+/* ---- a draft model's */
+
+uint32_t kvs__share_draft_block(const kvs__share *h, const kvs_model *draft)
+{
+    return h && h->pc->draft_model == draft ? h->pc->block : 0;
+}
+
+kvs_pages *kvs__share_draft_pages(const kvs__share *h, const kvs_model *draft, uint32_t kv_block)
+{
+    uint32_t block = kvs__share_draft_block(h, draft);
+    return block && (kv_block == 0 || kv_block == block) ? h->pc->pages : NULL;
+}
+
+kvs_status kvs__share_beside(const kvs__share *h, const kvs_session *drafter, const kvs_plan *plan,
+                             kvs__share **out, kvs_err *err)
+{
+    uint8_t digest[KVS_PLAN_DIGEST_BYTES];
+    uint8_t identity[KVS_DIGEST_BYTES];
+    kvs_identity_desc d = KVS_IDENTITY_DESC_INIT;
+    *out = NULL;
+    if (!h || h->pc->draft_model != drafter->model) {
+        return KVS_NO;
+    }
+    kvs_plan_digest(plan, digest);
+    kvs_status st = kvs__identity(drafter->ctx, &drafter->model->net, drafter->cache,
+                                  drafter->n_ctx, &d, identity, err);
+    if (st == KVS_OK && (memcmp(digest, h->pc->draft_plan, sizeof digest) != 0 ||
+                         memcmp(identity, h->pc->draft_identity, sizeof identity) != 0)) {
+        st = KVS_NO;
+    }
+    kvs__share *b = st == KVS_OK ? kvs__calloc(drafter->ctx, 1, sizeof *b) : NULL;
+    if (!b) {
+        return st == KVS_OK ? kvs__nomem(err, "engine", sizeof *b) : st;
+    }
+    b->ctx = drafter->ctx;
+    b->pc = h->pc;
+    b->cache = drafter->cache;
+    b->part = KVS__PART_DRAFT;
+    memcpy(b->identity, h->identity, sizeof b->identity);
+    count_in(b->pc);
+    *out = b;
     return KVS_OK;
 }
 
@@ -154,11 +205,17 @@ static uint64_t now_ms(void)
 
 /* ---- asking */
 
+/* Of recurrent layers; 0: there are none. */
+static size_t snapshot_bytes(const kvs__share *h)
+{
+    return h->pc->snapshot_bytes[h->part];
+}
+
 /* So little in common is had by any two prompts, and computed again sooner than a snapshot is taken. */
 static bool worth_snapshot(const kvs__share *h, size_t own)
 {
     size_t have = h->hit.n_tokens > own ? h->hit.n_tokens : own;
-    return h->pc->blob && h->hit.n_known >= have + h->pc->block;
+    return snapshot_bytes(h) > 0 && h->hit.n_known >= have + h->pc->block;
 }
 
 size_t kvs__share_find(kvs__share *h, const int32_t *tokens, size_t n, size_t own)
@@ -178,7 +235,8 @@ size_t kvs__share_find(kvs__share *h, const int32_t *tokens, size_t n, size_t ow
     }
     kvs__pages_lock(h->pc->pages);
     kvs_prefix_clock(h->pc->index, now_ms());
-    kvs_status st = kvs_prefix_lookup(h->pc->index, &key, own + 1, &h->lease, &h->hit, NULL);
+    kvs_status st =
+        kvs__prefix_lookup_part(h->pc->index, h->part, &key, own + 1, &h->lease, &h->hit, NULL);
     kvs__pages_unlock(h->pc->pages);
     h->branch = worth_snapshot(h, own) ? h->hit.n_known : 0;
     if (st != KVS_OK) { /* no memory is as good a reason as none known */
@@ -186,7 +244,7 @@ size_t kvs__share_find(kvs__share *h, const int32_t *tokens, size_t n, size_t ow
     }
     h->asked = h->hit.n_tokens; /* wherever it will be taken from */
     h->counted = h->asked;
-    if (h->pc->blob && h->hit.snapshot_bytes != h->pc->blob_bytes) {
+    if (snapshot_bytes(h) > 0 && h->hit.snapshot_bytes != snapshot_bytes(h)) {
         kvs__share_release(h);
         return 0;
     }
@@ -196,7 +254,7 @@ size_t kvs__share_find(kvs__share *h, const int32_t *tokens, size_t n, size_t ow
 kvs_status kvs__share_attach(kvs__share *h, kvs_err *err)
 {
     kvs_status st = kvs_prefix_attach(h->lease, h->cache, err);
-    if (st == KVS_OK && h->pc->blob) {
+    if (st == KVS_OK && snapshot_bytes(h) > 0) {
         st = kvs_recurrent_resume(h->cache, (int64_t)h->hit.n_tokens, h->hit.snapshot,
                                   h->hit.snapshot_bytes, err);
     }
@@ -235,13 +293,13 @@ static void give(kvs__share *h, const int32_t *tokens, size_t n, bool whole)
     o.priority_ms = h->priority_ms;
     kvs__pages_lock(h->pc->pages);
     kvs_prefix_clock(h->pc->index, now_ms());
-    if (whole && h->pc->blob &&
-        kvs_recurrent_snapshot(h->cache, (int64_t)n, h->pc->blob, h->pc->blob_bytes, NULL) ==
+    if (whole && snapshot_bytes(h) > 0 &&
+        kvs_recurrent_snapshot(h->cache, (int64_t)n, h->pc->blob, snapshot_bytes(h), NULL) ==
             KVS_OK) {
         o.snapshot = h->pc->blob;
-        o.snapshot_bytes = h->pc->blob_bytes;
+        o.snapshot_bytes = snapshot_bytes(h);
     }
-    (void)kvs_prefix_publish(h->pc->index, &key, h->cache, &o, &stored, NULL);
+    (void)kvs__prefix_publish_part(h->pc->index, h->part, &key, h->cache, &o, &stored, NULL);
     kvs__pages_unlock(h->pc->pages);
     h->counted = stored > h->counted ? stored : h->counted;
     h->published = n;
@@ -256,7 +314,7 @@ static bool snapshot_here(const kvs__share *h, size_t n)
 
 size_t kvs__share_stop(const kvs__share *h, size_t n, size_t end)
 {
-    if (!h || !h->pc->blob) {
+    if (!h || snapshot_bytes(h) == 0) {
         return end;
     }
     size_t stop = end;
@@ -276,7 +334,7 @@ void kvs__share_after(kvs__share *h, const int32_t *tokens, size_t n)
         return;
     }
     size_t block = h->pc->block;
-    if (h->pc->blob ? snapshot_here(h, n) : n == h->prompt) {
+    if (snapshot_bytes(h) > 0 ? snapshot_here(h, n) : n == h->prompt) {
         give(h, tokens, n, true);
     } else if (n / block > h->published / block) {
         give(h, tokens, n - n % block, false);

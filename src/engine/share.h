@@ -12,6 +12,7 @@
 #include "engine/net.h"
 #include "kvstate/prefix_cache.h"
 #include "kvstate/session.h"
+#include "store/prefix_part.h"
 #include "store/prefix_wait.h"
 
 struct kvs_prefix_cache {
@@ -25,8 +26,12 @@ struct kvs_prefix_cache {
     uint32_t block;
     uint32_t snapshot_stride;
     uint64_t n_sessions;
-    unsigned char *blob; /* NULL: no layer is recurrent. A snapshot on its way into the index */
+    size_t snapshot_bytes[KVS__PARTS]; /* of recurrent layers; 0: there are none */
+    unsigned char *blob; /* a snapshot on its way into the index; NULL: there are none */
     size_t blob_bytes;
+    const kvs_model *draft_model; /* NULL: no draft part */
+    uint8_t draft_plan[KVS_PLAN_DIGEST_BYTES];
+    uint8_t draft_identity[KVS_DIGEST_BYTES]; /* plan and position settings alone */
 };
 
 typedef struct kvs__share kvs__share;
@@ -36,6 +41,17 @@ kvs_status kvs__share_check(kvs_session_opts *o, const kvs_model *model, kvs_err
 /* The options' cache for a session of n_ctx tokens, which is empty. */
 kvs_status kvs__share_new(kvs_ctx *ctx, kvs_cache *cache, const kvs_session_opts *o, uint32_t n_ctx,
                           kvs__share **out, kvs_err *err);
+/* For a draft model's session, which is empty, beside the one of h: in its entries, as their draft part.
+ * KVS_NO, *out NULL: the cache's draft model or plan is another one. */
+kvs_status kvs__share_beside(const kvs__share *h, const kvs_session *drafter, const kvs_plan *plan,
+                             kvs__share **out, kvs_err *err);
+/* The pool for a draft model of so many tokens a block (0: of no paged layer); NULL: one of its own. */
+kvs_pages *kvs__share_draft_pages(const kvs__share *h, const kvs_model *draft, uint32_t kv_block);
+/* Tokens in a block of the pool for that draft model; 0: it has no part in the cache. */
+uint32_t kvs__share_draft_block(const kvs__share *h, const kvs_model *draft);
+/* The plan that a draft model has where none is given: f16, in blocks of kv_block where it can be. */
+kvs_status kvs__draft_plan(kvs_ctx *ctx, const kvs_model *draft, uint32_t n_ctx, uint32_t kv_block,
+                           kvs_plan **out, kvs_err *err);
 void kvs__share_free(kvs__share *h);
 /* The slower tier and its name for the session's state; NULL: none. */
 kvs_store *kvs__share_store(const kvs__share *h, const uint8_t **identity);

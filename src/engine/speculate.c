@@ -10,6 +10,8 @@
  * next one. */
 #include "kvstate/speculate.h"
 
+#include <stdio.h>
+
 #include "engine/speculate_priv.h"
 
 #define DEFAULT_DRAFTS 8u
@@ -56,44 +58,6 @@ static kvs_status make_sampler(kvs_spec *p, kvs_err *err)
     return KVS_OK;
 }
 
-/* A round can be taken back, one without drafts too. */
-static kvs_status check_undo(const kvs_session *s, kvs_err *err)
-{
-    for (uint32_t i = 0; i < kvs_cache_n_layers(s->cache); i++) {
-        const kvs_layer_spec *l = kvs_cache_spec(s->cache, i);
-        if (l->kind == KVS_LAYER_RECURRENT && l->recurrent->undo_tokens == 0) {
-            return kvs__fail(
-                err, KVS_E_UNSUPPORTED, "engine",
-                "layer %u of \"%.48s\" does not go back (undo_tokens is 0), as a round "
-                "of drafts must",
-                i, s->model->info.name);
-        }
-    }
-    return KVS_OK;
-}
-
-static kvs_status make_drafter(kvs_spec *p, kvs_err *err)
-{
-    const kvs_session *s = p->session;
-    const kvs_model *m = p->opts.draft_model;
-    kvs_plan *own = NULL;
-    kvs_status st = kvs__same_vocabulary(m, s->model, err);
-    if (st == KVS_OK && !p->opts.draft_plan) {
-        kvs_plan_opts o = KVS_PLAN_OPTS_INIT;
-        o.n_ctx = s->n_ctx;
-        st = kvs_plan_new(s->ctx, m, &o, &own, err);
-    }
-    if (st == KVS_OK) {
-        kvs_session_opts o = KVS_SESSION_OPTS_INIT;
-        o.plan = own ? own : p->opts.draft_plan;
-        o.progress = s->opts.progress;
-        o.progress_user = s->opts.progress_user;
-        st = kvs_session_new(s->ctx, m, &o, &p->drafter.session, err);
-    }
-    kvs_plan_free(own);
-    return st == KVS_OK ? check_undo(p->drafter.session, err) : st;
-}
-
 /* What a draft costs to make, in sixteenths of a step of the session's model. */
 static uint32_t own_cost(const kvs_spec *p)
 {
@@ -126,10 +90,11 @@ static kvs_status build(kvs_spec *p, kvs_err *err)
 {
     p->opts.max_drafts = p->opts.max_drafts ? p->opts.max_drafts : DEFAULT_DRAFTS;
     p->opts.ngram = p->opts.ngram ? p->opts.ngram : DEFAULT_NGRAM;
-    kvs_status st = check_undo(p->session, err);
+    kvs_status st = kvs__check_undo(p->session, err);
     st = st == KVS_OK ? make_sampler(p, err) : st;
     if (st == KVS_OK && p->opts.draft_model) {
-        st = make_drafter(p, err);
+        st = kvs__drafter_open(&p->drafter, p->session, p->opts.draft_model, p->opts.draft_plan,
+                               err);
     }
     if (st == KVS_OK) {
         st = kvs__session_grow_logits(p->session, (size_t)p->opts.max_drafts + 1, err);
@@ -173,7 +138,7 @@ void kvs_spec_free(kvs_spec *p)
     if (!p) {
         return;
     }
-    kvs_session_free(p->drafter.session);
+    kvs__drafter_close(&p->drafter);
     if (p->own_sampler) {
         kvs_sampler_free(p->sampler);
     }
@@ -250,14 +215,17 @@ static kvs_status begin(kvs_spec *p, kvs_err *err)
     o.n_drafts = p->drafts;
     kvs__persist_before(p->session->persist, p->drafts + 1);
     kvs_status st = kvs_txn_begin(p->session->rows, &o, err);
-    if (st != KVS_OK) {
-        if (p->drafter.tried > 0) {
-            kvs__drafter_abort(&p->drafter);
-        }
-        return st;
+    if (st != KVS_OK && p->drafter.tried > 0) {
+        kvs__drafter_abort(&p->drafter);
+        p->drafts = 0;
     }
-    p->open = true;
-    return KVS_OK;
+    if ((st == KVS_E_LIMIT || st == KVS_E_NOMEM) && kvs__drafter_yield(&p->drafter)) {
+        o.n_drafts = 0;
+        p->drafts = 0;
+        st = kvs_txn_begin(p->session->rows, &o, err);
+    }
+    p->open = st == KVS_OK;
+    return st;
 }
 
 /* KVS_E_LIMIT, the token told: no room for it. `left` tokens fit into the step. */
@@ -428,6 +396,9 @@ static kvs_status run_round(round *r, kvs_err *err)
             kvs_status one = settle_row(r, p, err);
             st = st == KVS_OK ? one : st;
         }
+        if (p->ended) {
+            kvs__drafter_save(&p->drafter);
+        }
         ended = ended || p->ended;
     }
     st = st == KVS_OK ? full : st;
@@ -503,6 +474,25 @@ kvs_status kvs_spec_get_stats(const kvs_spec *p, kvs_spec_stats *out)
         kvs_session_stats d = KVS_SESSION_STATS_INIT;
         (void)kvs_session_get_stats(p->drafter.session, &d);
         r.bytes = d.state_bytes + d.scratch_bytes;
+        r.draft_reused = d.n_reused;
+        r.draft_restored = p->drafter.session->n_restored;
+        r.draft_computed = d.n_computed;
+    }
+    return kvs__stats_write(out, &r, sizeof r);
+}
+
+kvs_status kvs_spec_get_reuse(const kvs_spec *p, kvs_reuse *out)
+{
+    if (!p || !out) {
+        return KVS_E_INVAL;
+    }
+    if (!p->drafter.session) {
+        return KVS_NO;
+    }
+    kvs_reuse r = KVS_REUSE_INIT;
+    (void)kvs_session_get_reuse(p->drafter.session, &r);
+    if (p->drafter.off || (p->drafter.apart.status != KVS_OK && r.reason[0] == '\0')) {
+        (void)snprintf(r.reason, sizeof r.reason, "%.159s", p->drafter.apart.msg);
     }
     return kvs__stats_write(out, &r, sizeof r);
 }

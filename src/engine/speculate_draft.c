@@ -83,6 +83,64 @@ kvs_status kvs__same_vocabulary(const kvs_model *draft, const kvs_model *model, 
     return KVS_OK;
 }
 
+kvs_status kvs__check_undo(const kvs_session *s, kvs_err *err)
+{
+    for (uint32_t i = 0; i < kvs_cache_n_layers(s->cache); i++) {
+        const kvs_layer_spec *l = kvs_cache_spec(s->cache, i);
+        if (l->kind == KVS_LAYER_RECURRENT && l->recurrent->undo_tokens == 0) {
+            return kvs__fail(
+                err, KVS_E_UNSUPPORTED, "engine",
+                "layer %u of \"%.48s\" does not go back (undo_tokens is 0), as a round "
+                "of drafts must",
+                i, s->model->info.name);
+        }
+    }
+    return KVS_OK;
+}
+
+static kvs_status open_session(kvs__drafter *d, const kvs_session *target, const kvs_model *model,
+                               const kvs_plan *plan, kvs_err *err)
+{
+    kvs_session_opts o = KVS_SESSION_OPTS_INIT;
+    o.plan = plan;
+    o.progress = target->opts.progress;
+    o.progress_user = target->opts.progress_user;
+    o.pages = kvs__share_draft_pages(target->share, model, kvs_plan_kv_block(plan));
+    kvs_status st = kvs_session_new(target->ctx, model, &o, &d->session, err);
+    st = st == KVS_OK ? kvs__check_undo(d->session, err) : st;
+    if (st == KVS_OK) {
+        st = kvs__session_beside(d->session, target, plan, &d->apart);
+        if (st == KVS_NO) {
+            d->apart.status = KVS_NO;
+            st = KVS_OK;
+        }
+    }
+    return st == KVS_E_NOMEM ? kvs__nomem(err, "engine", sizeof *d) : st;
+}
+
+kvs_status kvs__drafter_open(kvs__drafter *d, const kvs_session *target, const kvs_model *model,
+                             const kvs_plan *plan, kvs_err *err)
+{
+    kvs_plan *own = NULL;
+    kvs_status st = kvs__same_vocabulary(model, target->model, err);
+    if (st == KVS_OK && !plan) {
+        uint32_t block = kvs__share_draft_block(target->share, model);
+        st = kvs__draft_plan(target->ctx, model, target->n_ctx, block, &own, err);
+    }
+    if (st == KVS_OK) {
+        st = open_session(d, target, model, plan ? plan : own, err);
+    }
+    kvs_plan_free(own);
+    return st;
+}
+
+void kvs__drafter_close(kvs__drafter *d)
+{
+    kvs__drafter_save(d);
+    kvs_session_free(d->session);
+    d->session = NULL;
+}
+
 /* Drafts that the session has room for behind n tokens, of which `fresh` are to come. */
 static uint32_t room(const kvs_session *s, size_t n, uint32_t fresh, uint32_t want)
 {
@@ -119,12 +177,11 @@ static kvs_status advance(kvs__drafter *d, kvs_sampler *sampler, uint32_t n, int
     return kvs_sampler_pick(sampler, s->logits, s->tokens, at + n, pick, err);
 }
 
-kvs_status kvs__drafter_draft(kvs__drafter *d, kvs_sampler *sampler, const int32_t *tokens,
-                              size_t n, uint32_t want, int32_t *out, uint32_t *got, kvs_err *err)
+static kvs_status draft(kvs__drafter *d, kvs_sampler *sampler, const int32_t *tokens, size_t n,
+                        uint32_t want, int32_t *out, uint32_t *got, kvs_err *err)
 {
     kvs_session *s = d->session;
-    *got = 0;
-    if (want == 0 || n > s->n_ctx) {
+    if (want == 0 || n > s->n_ctx || d->off) {
         return KVS_OK;
     }
     /* one token or two are computed with the drafts, more of them before, in blocks */
@@ -144,6 +201,7 @@ kvs_status kvs__drafter_draft(kvs__drafter *d, kvs_sampler *sampler, const int32
         return KVS_OK;
     }
     o.n_drafts = fresh + want - 2;
+    kvs__persist_before(s->persist, fresh + want - 1);
     st = kvs_txn_begin(s->rows, &o, err);
     if (st != KVS_OK) {
         return st;
@@ -166,6 +224,14 @@ kvs_status kvs__drafter_draft(kvs__drafter *d, kvs_sampler *sampler, const int32
     return KVS_OK;
 }
 
+kvs_status kvs__drafter_draft(kvs__drafter *d, kvs_sampler *sampler, const int32_t *tokens,
+                              size_t n, uint32_t want, int32_t *out, uint32_t *got, kvs_err *err)
+{
+    *got = 0;
+    kvs_status st = draft(d, sampler, tokens, n, want, out, got, err);
+    return st == KVS_E_LIMIT ? KVS_OK : st; /* a pool that is full is no reason to stop */
+}
+
 kvs_status kvs__drafter_settle(kvs__drafter *d, uint32_t accepted, kvs_err *err)
 {
     kvs_session *s = d->session;
@@ -180,9 +246,29 @@ kvs_status kvs__drafter_settle(kvs__drafter *d, uint32_t accepted, kvs_err *err)
         s->broken = true;
         return st;
     }
-    s->n_tokens += kept;
-    s->n_computed += kept;
+    kvs__session_took(s, s->tokens + s->n_tokens, kept, NULL);
     return KVS_OK;
+}
+
+void kvs__drafter_save(kvs__drafter *d)
+{
+    if (d->session) {
+        (void)kvs_session_save(d->session, NULL);
+    }
+}
+
+bool kvs__drafter_yield(kvs__drafter *d)
+{
+    if (!d->session || d->session->n_tokens == 0) {
+        return false;
+    }
+    d->off = true;
+    if (kvs_session_sync(d->session, NULL, 0, NULL, NULL) != KVS_OK) {
+        return false;
+    }
+    d->apart.status = kvs__fail(&d->apart, KVS_E_NOMEM, "engine",
+                                "no memory for both: the draft model gave up what it held");
+    return true;
 }
 
 void kvs__drafter_abort(kvs__drafter *d)

@@ -46,7 +46,17 @@ typedef struct kvs__drafter {
     kvs_session *session;
     uint32_t fresh; /* tokens of the open round that are no drafts */
     uint32_t tried; /* tokens of the open round; 0: none is open */
+    bool off;       /* its target needed the room */
+    kvs_err apart;  /* why it shares nothing, or not with all; KVS_OK: it does */
 } kvs__drafter;
+
+/* A session of the draft model for the target's: `plan` or f16. What the target shares and keeps with a
+ * prefix cache and a store, it does, too, where it can. KVS_E_UNSUPPORTED: it does not go back. */
+kvs_status kvs__drafter_open(kvs__drafter *d, const kvs_session *target, const kvs_model *model,
+                             const kvs_plan *plan, kvs_err *err);
+void kvs__drafter_close(kvs__drafter *d);
+/* A round can be taken back, one without drafts too. */
+kvs_status kvs__check_undo(const kvs_session *s, kvs_err *err);
 
 /* Brings the session to `tokens` [n] and drafts up to `want` tokens as the sampler picks them, in a
  * round that stays open until the settling. *got is fewer where there is no room. A failure leaves
@@ -56,5 +66,9 @@ kvs_status kvs__drafter_draft(kvs__drafter *d, kvs_sampler *sampler, const int32
 /* Of the drafts `accepted` stay. KVS_E_* only where the session is lost. */
 kvs_status kvs__drafter_settle(kvs__drafter *d, uint32_t accepted, kvs_err *err);
 void kvs__drafter_abort(kvs__drafter *d);
+/* An answer ended here: what is not saved is. */
+void kvs__drafter_save(kvs__drafter *d);
+/* There is no memory for the target: gives up what it holds, and drafts no more. false: it holds none. */
+bool kvs__drafter_yield(kvs__drafter *d);
 
 #endif

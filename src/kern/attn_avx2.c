@@ -7,8 +7,8 @@
 
 #include "kern/attn_unroll.h"
 #include "kern/kern.h"
+#include "kern/vec_avx2.h"
 
-#define VW        8
 #define ROWS_MAX  6
 #define COLS_WIDE 8
 #define BLOCKS                                                                                     \
@@ -39,60 +39,7 @@
     X(3, 1, 2)                                                                                     \
     X(4, 1, 2)
 
-typedef __m256 vf;
 typedef __m256i vi;
-typedef __m256 vm;
-
-INLINE vf vf_ld(const float *p)
-{
-    return _mm256_loadu_ps(p);
-}
-
-INLINE void vf_st(float *p, vf x)
-{
-    _mm256_storeu_ps(p, x);
-}
-
-INLINE vf vf_set(float x)
-{
-    return _mm256_set1_ps(x);
-}
-
-INLINE vf vf_fma(vf a, vf b, vf c)
-{
-    return _mm256_fmadd_ps(a, b, c);
-}
-
-INLINE vf vf_add(vf a, vf b)
-{
-    return _mm256_add_ps(a, b);
-}
-
-INLINE vf vf_sub(vf a, vf b)
-{
-    return _mm256_sub_ps(a, b);
-}
-
-INLINE vf vf_mul(vf a, vf b)
-{
-    return _mm256_mul_ps(a, b);
-}
-
-INLINE vf vf_div(vf a, vf b)
-{
-    return _mm256_div_ps(a, b);
-}
-
-INLINE vf vf_from_f16(const uint16_t *p)
-{
-    return _mm256_cvtph_ps(_mm_loadu_si128((const void *)p));
-}
-
-INLINE vf vf_from_bf16(const uint16_t *p)
-{
-    __m256i x = _mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
-}
 
 INLINE float f32_from_f16_1(uint16_t h)
 {
@@ -155,27 +102,12 @@ INLINE vf vf_greater(vf a, vf b)
     return _mm256_max_ps(a, b);
 }
 
-INLINE vm vm_lt(vf a, vf b)
-{
-    return _mm256_cmp_ps(a, b, _CMP_LT_OQ);
-}
-
-INLINE vm vm_nan(vf x)
-{
-    return _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
-}
-
 /* Lane i from bit i. */
 INLINE vm vm_bits(uint32_t bits)
 {
     __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
     __m256i hit = _mm256_and_si256(_mm256_set1_epi32((int)bits), lane);
     return _mm256_castsi256_ps(_mm256_cmpeq_epi32(hit, lane));
-}
-
-INLINE vf vf_sel(vm m, vf yes, vf no)
-{
-    return _mm256_blendv_ps(no, yes, m);
 }
 
 INLINE float vf_sum4(__m128 x)

@@ -6,8 +6,8 @@
 
 #include "kern/attn_unroll.h"
 #include "kern/kern.h"
+#include "kern/vec_avx512.h"
 
-#define VW        16
 #define ROWS_MAX  8
 #define COLS_WIDE 8
 #define BLOCKS                                                                                     \
@@ -53,60 +53,7 @@
     X(7, 2, 2)                                                                                     \
     X(8, 2, 2)
 
-typedef __m512 vf;
 typedef __m512i vi;
-typedef __mmask16 vm;
-
-INLINE vf vf_ld(const float *p)
-{
-    return _mm512_loadu_ps(p);
-}
-
-INLINE void vf_st(float *p, vf x)
-{
-    _mm512_storeu_ps(p, x);
-}
-
-INLINE vf vf_set(float x)
-{
-    return _mm512_set1_ps(x);
-}
-
-INLINE vf vf_fma(vf a, vf b, vf c)
-{
-    return _mm512_fmadd_ps(a, b, c);
-}
-
-INLINE vf vf_add(vf a, vf b)
-{
-    return _mm512_add_ps(a, b);
-}
-
-INLINE vf vf_sub(vf a, vf b)
-{
-    return _mm512_sub_ps(a, b);
-}
-
-INLINE vf vf_mul(vf a, vf b)
-{
-    return _mm512_mul_ps(a, b);
-}
-
-INLINE vf vf_div(vf a, vf b)
-{
-    return _mm512_div_ps(a, b);
-}
-
-INLINE vf vf_from_f16(const uint16_t *p)
-{
-    return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)p));
-}
-
-INLINE vf vf_from_bf16(const uint16_t *p)
-{
-    __m512i x = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)p));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
-}
 
 INLINE float f32_from_f16_1(uint16_t h)
 {
@@ -169,25 +116,10 @@ INLINE vf vf_greater(vf a, vf b)
     return _mm512_max_ps(a, b);
 }
 
-INLINE vm vm_lt(vf a, vf b)
-{
-    return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ);
-}
-
-INLINE vm vm_nan(vf x)
-{
-    return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-}
-
 /* Lane i from bit i. */
 INLINE vm vm_bits(uint32_t bits)
 {
     return (vm)bits;
-}
-
-INLINE vf vf_sel(vm m, vf yes, vf no)
-{
-    return _mm512_mask_blend_ps(m, no, yes);
 }
 
 INLINE float vf_sum4(__m128 x)

@@ -7,8 +7,8 @@
 #include "base/half.h"
 #include "kern/attn_unroll.h"
 #include "kern/kern.h"
+#include "kern/vec_neon.h"
 
-#define VW        4
 #define ROWS_MAX  6
 #define COLS_WIDE 8
 #define BLOCKS                                                                                     \
@@ -43,59 +43,7 @@
     X(3, 1, 4)                                                                                     \
     X(4, 1, 4)
 
-typedef float32x4_t vf;
 typedef uint32x4_t vi;
-typedef uint32x4_t vm;
-
-INLINE vf vf_ld(const float *p)
-{
-    return vld1q_f32(p);
-}
-
-INLINE void vf_st(float *p, vf x)
-{
-    vst1q_f32(p, x);
-}
-
-INLINE vf vf_set(float x)
-{
-    return vdupq_n_f32(x);
-}
-
-INLINE vf vf_fma(vf a, vf b, vf c)
-{
-    return vfmaq_f32(c, a, b);
-}
-
-INLINE vf vf_add(vf a, vf b)
-{
-    return vaddq_f32(a, b);
-}
-
-INLINE vf vf_sub(vf a, vf b)
-{
-    return vsubq_f32(a, b);
-}
-
-INLINE vf vf_mul(vf a, vf b)
-{
-    return vmulq_f32(a, b);
-}
-
-INLINE vf vf_div(vf a, vf b)
-{
-    return vdivq_f32(a, b);
-}
-
-INLINE vf vf_from_f16(const uint16_t *p)
-{
-    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
-}
-
-INLINE vf vf_from_bf16(const uint16_t *p)
-{
-    return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
-}
 
 INLINE float f32_from_f16_1(uint16_t h)
 {
@@ -158,26 +106,11 @@ INLINE vf vf_greater(vf a, vf b)
     return vbslq_f32(vcgtq_f32(a, b), a, b);
 }
 
-INLINE vm vm_lt(vf a, vf b)
-{
-    return vcltq_f32(a, b);
-}
-
-INLINE vm vm_nan(vf x)
-{
-    return vmvnq_u32(vceqq_f32(x, x));
-}
-
 /* Lane i from bit i. */
 INLINE vm vm_bits(uint32_t bits)
 {
     static const uint32_t lane[4] = {1, 2, 4, 8};
     return vtstq_u32(vdupq_n_u32(bits), vld1q_u32(lane));
-}
-
-INLINE vf vf_sel(vm m, vf yes, vf no)
-{
-    return vbslq_f32(m, yes, no);
 }
 
 INLINE float vf_sum(vf x)

@@ -3,50 +3,7 @@
 #include <immintrin.h>
 
 #include "kern/codec_x86.h"
-
-#define VW 8
-typedef __m256 vf;
-typedef __m256 vm;
-
-INLINE vf vf_load(const float *p)
-{
-    return _mm256_loadu_ps(p);
-}
-
-INLINE void vf_store(float *p, vf x)
-{
-    _mm256_storeu_ps(p, x);
-}
-
-INLINE vf vf_set(float x)
-{
-    return _mm256_set1_ps(x);
-}
-
-INLINE vf vf_add(vf a, vf b)
-{
-    return _mm256_add_ps(a, b);
-}
-
-INLINE vf vf_sub(vf a, vf b)
-{
-    return _mm256_sub_ps(a, b);
-}
-
-INLINE vf vf_mul(vf a, vf b)
-{
-    return _mm256_mul_ps(a, b);
-}
-
-INLINE vf vf_div(vf a, vf b)
-{
-    return _mm256_div_ps(a, b);
-}
-
-INLINE vf vf_fma(vf a, vf b, vf c)
-{
-    return _mm256_fmadd_ps(a, b, c);
-}
+#include "kern/vec_avx2.h"
 
 INLINE vf vf_rint(vf x)
 {
@@ -88,24 +45,9 @@ INLINE float vf_hmax(vf x)
     return _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)));
 }
 
-INLINE vm vf_lt(vf a, vf b)
-{
-    return _mm256_cmp_ps(a, b, _CMP_LT_OQ);
-}
-
-INLINE vm vf_gt(vf a, vf b)
+INLINE vm vm_gt(vf a, vf b)
 {
     return _mm256_cmp_ps(a, b, _CMP_GT_OQ);
-}
-
-INLINE vm vf_nan(vf x)
-{
-    return _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
-}
-
-INLINE vf vf_sel(vm m, vf a, vf b)
-{
-    return _mm256_blendv_ps(b, a, m);
 }
 
 /* a - b is a + (-b), exactly. */
@@ -118,17 +60,6 @@ INLINE vf vf_butterfly(vf x, int h)
               : h == 2 ? _mm256_setr_ps(0.0f, 0.0f, -0.0f, -0.0f, 0.0f, 0.0f, -0.0f, -0.0f)
                        : _mm256_setr_ps(0.0f, 0.0f, 0.0f, 0.0f, -0.0f, -0.0f, -0.0f, -0.0f);
     return _mm256_add_ps(partner, _mm256_xor_ps(x, sign));
-}
-
-INLINE vf vf_load_f16(const uint16_t *p)
-{
-    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
-}
-
-INLINE vf vf_load_bf16(const uint16_t *p)
-{
-    __m256i u = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(u, 16));
 }
 
 INLINE __m128i f16_bits(vf x)
@@ -157,7 +88,7 @@ INLINE __m256i bf16_rounded(vf x)
 INLINE void vf_store_bf16(uint16_t *p, vf x)
 {
     __m256i quiet = _mm256_or_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x400000));
-    __m256i r = _mm256_blendv_epi8(bf16_rounded(x), quiet, _mm256_castps_si256(vf_nan(x)));
+    __m256i r = _mm256_blendv_epi8(bf16_rounded(x), quiet, _mm256_castps_si256(vm_nan(x)));
     r = _mm256_srli_epi32(r, 16);
     r = _mm256_permute4x64_epi64(_mm256_packus_epi32(r, r), 0x08);
     _mm_storeu_si128((__m128i *)(void *)p, _mm256_castsi256_si128(r));

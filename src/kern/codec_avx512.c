@@ -4,50 +4,7 @@
 #include <immintrin.h>
 
 #include "kern/codec_x86.h"
-
-#define VW 16
-typedef __m512 vf;
-typedef __mmask16 vm;
-
-INLINE vf vf_load(const float *p)
-{
-    return _mm512_loadu_ps(p);
-}
-
-INLINE void vf_store(float *p, vf x)
-{
-    _mm512_storeu_ps(p, x);
-}
-
-INLINE vf vf_set(float x)
-{
-    return _mm512_set1_ps(x);
-}
-
-INLINE vf vf_add(vf a, vf b)
-{
-    return _mm512_add_ps(a, b);
-}
-
-INLINE vf vf_sub(vf a, vf b)
-{
-    return _mm512_sub_ps(a, b);
-}
-
-INLINE vf vf_mul(vf a, vf b)
-{
-    return _mm512_mul_ps(a, b);
-}
-
-INLINE vf vf_div(vf a, vf b)
-{
-    return _mm512_div_ps(a, b);
-}
-
-INLINE vf vf_fma(vf a, vf b, vf c)
-{
-    return _mm512_fmadd_ps(a, b, c);
-}
+#include "kern/vec_avx512.h"
 
 INLINE vf vf_rint(vf x)
 {
@@ -91,24 +48,9 @@ INLINE float vf_hmax(vf x)
     return _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)));
 }
 
-INLINE vm vf_lt(vf a, vf b)
-{
-    return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ);
-}
-
-INLINE vm vf_gt(vf a, vf b)
+INLINE vm vm_gt(vf a, vf b)
 {
     return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ);
-}
-
-INLINE vm vf_nan(vf x)
-{
-    return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-}
-
-INLINE vf vf_sel(vm m, vf a, vf b)
-{
-    return _mm512_mask_blend_ps(m, b, a);
 }
 
 INLINE vf vf_butterfly(vf x, int h)
@@ -119,17 +61,6 @@ INLINE vf vf_butterfly(vf x, int h)
                           : _mm512_shuffle_f32x4(x, x, 0x4e);
     vm upper = h == 1 ? 0xaaaa : h == 2 ? 0xcccc : h == 4 ? 0xf0f0 : 0xff00;
     return _mm512_mask_sub_ps(_mm512_add_ps(partner, x), upper, partner, x);
-}
-
-INLINE vf vf_load_f16(const uint16_t *p)
-{
-    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
-}
-
-INLINE vf vf_load_bf16(const uint16_t *p)
-{
-    __m512i u = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(u, 16));
 }
 
 INLINE __m256i f16_bits(vf x)
@@ -158,7 +89,7 @@ INLINE __m512i bf16_rounded(vf x)
 INLINE void vf_store_bf16(uint16_t *p, vf x)
 {
     __m512i r = bf16_rounded(x);
-    r = _mm512_mask_or_epi32(r, vf_nan(x), _mm512_castps_si512(x), _mm512_set1_epi32(0x400000));
+    r = _mm512_mask_or_epi32(r, vm_nan(x), _mm512_castps_si512(x), _mm512_set1_epi32(0x400000));
     _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(r, 16)));
 }
 

@@ -7,10 +7,7 @@
 #include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
-
-#define VW 4
-typedef float32x4_t vf;
-typedef uint32x4_t vm;
+#include "kern/vec_neon.h"
 
 typedef struct v32 {
     uint8x16_t half[2]; /* 16 codes each */
@@ -20,46 +17,6 @@ typedef struct v32 {
 typedef struct v32_stream {
     uint8x16_t half[2];
 } v32_stream;
-
-INLINE vf vf_load(const float *p)
-{
-    return vld1q_f32(p);
-}
-
-INLINE void vf_store(float *p, vf x)
-{
-    vst1q_f32(p, x);
-}
-
-INLINE vf vf_set(float x)
-{
-    return vdupq_n_f32(x);
-}
-
-INLINE vf vf_add(vf a, vf b)
-{
-    return vaddq_f32(a, b);
-}
-
-INLINE vf vf_sub(vf a, vf b)
-{
-    return vsubq_f32(a, b);
-}
-
-INLINE vf vf_mul(vf a, vf b)
-{
-    return vmulq_f32(a, b);
-}
-
-INLINE vf vf_div(vf a, vf b)
-{
-    return vdivq_f32(a, b);
-}
-
-INLINE vf vf_fma(vf a, vf b, vf c)
-{
-    return vfmaq_f32(c, a, b);
-}
 
 INLINE vf vf_rint(vf x)
 {
@@ -76,35 +33,20 @@ INLINE vf vf_neg(vf x)
     return vnegq_f32(x);
 }
 
-INLINE vm vf_lt(vf a, vf b)
-{
-    return vcltq_f32(a, b);
-}
-
-INLINE vm vf_gt(vf a, vf b)
+INLINE vm vm_gt(vf a, vf b)
 {
     return vcgtq_f32(a, b);
-}
-
-INLINE vm vf_nan(vf x)
-{
-    return vmvnq_u32(vceqq_f32(x, x));
-}
-
-INLINE vf vf_sel(vm m, vf a, vf b)
-{
-    return vbslq_f32(m, a, b);
 }
 
 /* Compare and select: the minimum instructions return a NaN, or do for a signalling one. */
 INLINE vf vf_min(vf x, vf acc)
 {
-    return vf_sel(vf_lt(x, acc), x, acc);
+    return vf_sel(vm_lt(x, acc), x, acc);
 }
 
 INLINE vf vf_max(vf x, vf acc)
 {
-    return vf_sel(vf_gt(x, acc), x, acc);
+    return vf_sel(vm_gt(x, acc), x, acc);
 }
 
 INLINE float vf_hmin(vf x)
@@ -123,16 +65,6 @@ INLINE vf vf_butterfly(vf x, int h)
     vf partner = h == 1 ? vrev64q_f32(x) : vextq_f32(x, x, 2);
     vm m = vld1q_u32(upper[h - 1]);
     return vf_sel(m, vsubq_f32(partner, x), vaddq_f32(partner, x));
-}
-
-INLINE vf vf_load_f16(const uint16_t *p)
-{
-    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
-}
-
-INLINE vf vf_load_bf16(const uint16_t *p)
-{
-    return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
 }
 
 INLINE void vf_store_f16(uint16_t *p, vf x)
@@ -156,7 +88,7 @@ INLINE uint32x4_t bf16_rounded(vf x)
 INLINE void vf_store_bf16(uint16_t *p, vf x)
 {
     uint32x4_t quiet = vorrq_u32(vreinterpretq_u32_f32(x), vdupq_n_u32(0x400000));
-    uint32x4_t r = vbslq_u32(vf_nan(x), quiet, bf16_rounded(x));
+    uint32x4_t r = vbslq_u32(vm_nan(x), quiet, bf16_rounded(x));
     vst1_u16(p, vshrn_n_u32(r, 16));
 }
 

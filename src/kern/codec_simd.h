@@ -5,12 +5,12 @@
  * within an element and its rounding are those of kern_ref.c.
  *
  * Types: vf, VW floats; vm, a comparison of them; v32, 32 codes as bytes; v32_stream, 32 packed.
- *   vf_load vf_store vf_set vf_add vf_sub vf_mul vf_div vf_fma vf_rint vf_abs vf_neg
+ *   vf_ld vf_st vf_set vf_add vf_sub vf_mul vf_div vf_fma vf_rint vf_abs vf_neg
  *   vf_min(x, acc), vf_max(x, acc): x if x < (>) acc, else acc; so a NaN x is passed over
  *   vf_hmin vf_hmax: of all lanes, no NaN there
- *   vf_lt vf_gt vf_nan: vm;  vf_sel(m, a, b): a where m
+ *   vm_lt vm_gt vm_nan: vm;  vf_sel(m, a, b): a where m
  *   vf_butterfly(x, h): lanes with bit h clear: x + partner, else partner - x; h a constant
- *   vf_load_f16 vf_load_bf16 vf_store_f16 vf_store_bf16: VW halves, conversion as base/half.h
+ *   vf_from_f16 vf_from_bf16 vf_store_f16 vf_store_bf16: VW halves, conversion as base/half.h
  *   vf_round_f16 vf_round_bf16: to the nearest half and back; x is no NaN
  *   v32_codes(q, top): a v32 of q[32 / VW], rounded to nearest even; NaN and less than 0 give 0,
  *   more than top gives top; |q| < 2^15
@@ -45,7 +45,7 @@ static void f32_from_f16(float *dst, const uint16_t *src, size_t n)
 {
     size_t i = 0;
     for (; i + VW <= n; i += VW) {
-        vf_store(dst + i, vf_load_f16(src + i));
+        vf_st(dst + i, vf_from_f16(src + i));
     }
     for (; i < n; i++) {
         dst[i] = kvs__f16_to_f32(src[i]);
@@ -56,7 +56,7 @@ static void f32_from_bf16(float *dst, const uint16_t *src, size_t n)
 {
     size_t i = 0;
     for (; i + VW <= n; i += VW) {
-        vf_store(dst + i, vf_load_bf16(src + i));
+        vf_st(dst + i, vf_from_bf16(src + i));
     }
     for (; i < n; i++) {
         dst[i] = kvs__bf16_to_f32(src[i]);
@@ -67,7 +67,7 @@ static void f16_from_f32(uint16_t *dst, const float *src, size_t n)
 {
     size_t i = 0;
     for (; i + VW <= n; i += VW) {
-        vf_store_f16(dst + i, vf_load(src + i));
+        vf_store_f16(dst + i, vf_ld(src + i));
     }
     for (; i < n; i++) {
         dst[i] = kvs__f16_from_f32(src[i]);
@@ -78,7 +78,7 @@ static void bf16_from_f32(uint16_t *dst, const float *src, size_t n)
 {
     size_t i = 0;
     for (; i + VW <= n; i += VW) {
-        vf_store_bf16(dst + i, vf_load(src + i));
+        vf_store_bf16(dst + i, vf_ld(src + i));
     }
     for (; i < n; i++) {
         dst[i] = kvs__bf16_from_f32(src[i]);
@@ -94,7 +94,7 @@ INLINE vf finish(vf x, vf scale, bool last)
         return x;
     }
     x = vf_mul(x, scale);
-    return vf_sel(vf_nan(x), vf_set(kvs__f32_bits(KVS__NAN_BITS)), x);
+    return vf_sel(vm_nan(x), vf_set(kvs__f32_bits(KVS__NAN_BITS)), x);
 }
 
 INLINE vf levels_in_register(vf x, size_t block)
@@ -117,19 +117,19 @@ INLINE void two_levels(float *x, size_t h, vf a, vf b, vf c, vf d, vf scale, boo
     vf a_b = vf_sub(a, b);
     vf cd = vf_add(c, d);
     vf c_d = vf_sub(c, d);
-    vf_store(x, finish(vf_add(ab, cd), scale, last));
-    vf_store(x + h, finish(vf_add(a_b, c_d), scale, last));
-    vf_store(x + 2 * h, finish(vf_sub(ab, cd), scale, last));
-    vf_store(x + 3 * h, finish(vf_sub(a_b, c_d), scale, last));
+    vf_st(x, finish(vf_add(ab, cd), scale, last));
+    vf_st(x + h, finish(vf_add(a_b, c_d), scale, last));
+    vf_st(x + 2 * h, finish(vf_sub(ab, cd), scale, last));
+    vf_st(x + 3 * h, finish(vf_sub(a_b, c_d), scale, last));
 }
 
 INLINE void first_pass(float *x, size_t block, vf scale, bool last)
 {
     for (size_t i = 0; i < block; i += 4 * VW) {
-        vf a = levels_in_register(vf_load(x + i), VW);
-        vf b = levels_in_register(vf_load(x + i + VW), VW);
-        vf c = levels_in_register(vf_load(x + i + 2 * VW), VW);
-        vf d = levels_in_register(vf_load(x + i + 3 * VW), VW);
+        vf a = levels_in_register(vf_ld(x + i), VW);
+        vf b = levels_in_register(vf_ld(x + i + VW), VW);
+        vf c = levels_in_register(vf_ld(x + i + 2 * VW), VW);
+        vf d = levels_in_register(vf_ld(x + i + 3 * VW), VW);
         two_levels(x + i, VW, a, b, c, d, scale, last);
     }
 }
@@ -138,8 +138,8 @@ INLINE void next_pass(float *x, size_t block, size_t h, vf scale, bool last)
 {
     for (size_t i = 0; i < block; i += 4 * h) {
         for (size_t j = i; j < i + h; j += VW) {
-            two_levels(x + j, h, vf_load(x + j), vf_load(x + j + h), vf_load(x + j + 2 * h),
-                       vf_load(x + j + 3 * h), scale, last);
+            two_levels(x + j, h, vf_ld(x + j), vf_ld(x + j + h), vf_ld(x + j + 2 * h),
+                       vf_ld(x + j + 3 * h), scale, last);
         }
     }
 }
@@ -149,10 +149,10 @@ static void last_level(float *x, size_t block, vf scale)
 {
     size_t h = block / 2;
     for (size_t j = 0; j < h; j += VW) {
-        vf a = vf_load(x + j);
-        vf b = vf_load(x + j + h);
-        vf_store(x + j, finish(vf_add(a, b), scale, true));
-        vf_store(x + j + h, finish(vf_sub(a, b), scale, true));
+        vf a = vf_ld(x + j);
+        vf b = vf_ld(x + j + h);
+        vf_st(x + j, finish(vf_add(a, b), scale, true));
+        vf_st(x + j + h, finish(vf_sub(a, b), scale, true));
     }
 }
 
@@ -178,10 +178,10 @@ static void hadamard_large(float *x, size_t block, vf scale)
 /* VW < block < 4 VW: 2 VW */
 static void hadamard_pair(float *x, vf scale)
 {
-    vf a = levels_in_register(vf_load(x), VW);
-    vf b = levels_in_register(vf_load(x + VW), VW);
-    vf_store(x, finish(vf_add(a, b), scale, true));
-    vf_store(x + VW, finish(vf_sub(a, b), scale, true));
+    vf a = levels_in_register(vf_ld(x), VW);
+    vf b = levels_in_register(vf_ld(x + VW), VW);
+    vf_st(x, finish(vf_add(a, b), scale, true));
+    vf_st(x + VW, finish(vf_sub(a, b), scale, true));
 }
 
 static void hadamard_scalar(float *x, size_t block)
@@ -219,7 +219,7 @@ static void hadamard(float *x, size_t n_blocks, size_t block)
     size_t n = n_blocks * block; /* a vector holds whole blocks */
     size_t i = 0;
     for (; i + VW <= n; i += VW) {
-        vf_store(x + i, finish(levels_in_register(vf_load(x + i), block), scale, true));
+        vf_st(x + i, finish(levels_in_register(vf_ld(x + i), block), scale, true));
     }
     for (; i < n; i += block) {
         hadamard_scalar(x + i, block);
@@ -258,8 +258,8 @@ static void group_range(const float *x, uint32_t group, float *lo, float *hi)
     vf lo1 = lo0;
     vf hi1 = hi0;
     for (uint32_t i = 0; i < group; i += 2 * VW) {
-        vf a = vf_load(x + i);
-        vf b = vf_load(x + i + VW);
+        vf a = vf_ld(x + i);
+        vf b = vf_ld(x + i + VW);
         lo0 = vf_min(a, lo0);
         hi0 = vf_max(a, hi0);
         lo1 = vf_min(b, lo1);
@@ -275,22 +275,22 @@ static void group_scales(const float *lo_, const float *hi_, float n_codes, floa
 {
     vf zero = vf_set(0.0f);
     vf eps = vf_set(1e-7f);
-    vf lo = vf_load(lo_);
-    vf hi = vf_load(hi_);
+    vf lo = vf_ld(lo_);
+    vf hi = vf_ld(hi_);
     vf range = vf_sub(hi, lo);
-    vm low_side = vf_gt(vf_abs(lo), vf_abs(hi));
+    vm low_side = vm_gt(vf_abs(lo), vf_abs(hi));
     vf s = vf_div(range, vf_set(n_codes));
-    s = vf_sel(vf_lt(s, eps), eps, s);
+    s = vf_sel(vm_lt(s, eps), eps, s);
     s = vf_sel(low_side, s, vf_neg(s));
     vf edge = vf_sel(low_side, lo, hi);
     vf q0 = vf_rint(vf_div(edge, s));
     vf stretched = vf_div(edge, q0);
-    vm below = vf_lt(vf_abs(q0), vf_set(0.5f)); /* q0 == 0; false for a NaN */
+    vm below = vm_lt(vf_abs(q0), vf_set(0.5f)); /* q0 == 0; false for a NaN */
     s = vf_sel(below, s, stretched);
-    vf nan = vf_sel(vf_nan(range), vf_set(kvs__f32_bits(KVS__NAN_POSITIVE)),
+    vf nan = vf_sel(vm_nan(range), vf_set(kvs__f32_bits(KVS__NAN_POSITIVE)),
                     vf_set(kvs__f32_bits(KVS__NAN_NEGATIVE)));
-    vf_store(scale, vf_sel(vf_nan(s), nan, s));
-    vf_store(bias, vf_sel(below, zero, edge));
+    vf_st(scale, vf_sel(vm_nan(s), nan, s));
+    vf_st(bias, vf_sel(below, zero, edge));
 }
 
 /* The quotient is at most twice the greatest code (the scale is stretched by less than that), or
@@ -304,7 +304,7 @@ INLINE void group_codes(const float *x, uint32_t group, float scale_, float bias
         vf q[Q];
         UNROLL
         for (int j = 0; j < Q; j++) {
-            q[j] = vf_div(vf_sub(vf_load(x + i + j * VW), bias), scale);
+            q[j] = vf_div(vf_sub(vf_ld(x + i + j * VW), bias), scale);
         }
         v32_pack(words, v32_codes(q, (1u << bits) - 1), bits);
     }
@@ -378,7 +378,7 @@ INLINE void decode(uint32_t bits, float *dst, const uint32_t *words, const float
             v32_stream c = v32_load(words, bits, left);
             UNROLL
             for (int j = 0; j < Q; j++) {
-                vf_store(dst + j * VW, vf_fma(v32_values(c, bits, j), s, b));
+                vf_st(dst + j * VW, vf_fma(v32_values(c, bits, j), s, b));
             }
         }
     }
@@ -393,7 +393,7 @@ INLINE void store_value_mlx(void *dst, size_t at, vf code, vf s, vf b, kvs_dtype
 {
     vf x = vf_mul(code, s);
     if (dtype == KVS_F32) {
-        vf_store((float *)dst + at, vf_add(x, b));
+        vf_st((float *)dst + at, vf_add(x, b));
     } else if (dtype == KVS_F16) {
         vf_store_f16((uint16_t *)dst + at, vf_add(vf_round_f16(x), b));
     } else {

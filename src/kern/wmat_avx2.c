@@ -39,28 +39,6 @@ typedef __m256 vec;
         }                                                                                          \
     } while (0)
 
-/* Lanes i + (i + 8), then + 4: one vector of four for one output. */
-XI __m128 fold(const float *acc)
-{
-    __m256 s = _mm256_add_ps(_mm256_loadu_ps(acc), _mm256_loadu_ps(acc + 8));
-    return _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
-}
-
-XI void reduce4(float *y, const float *acc)
-{
-    __m128 a = fold(acc);
-    __m128 b = fold(acc + 16);
-    __m128 c = fold(acc + 32);
-    __m128 d = fold(acc + 48);
-    __m128 ab = _mm_add_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a)); /* i + (i + 2) */
-    __m128 cd = _mm_add_ps(_mm_movelh_ps(c, d), _mm_movehl_ps(d, c));
-    __m128 even = _mm_shuffle_ps(ab, cd, _MM_SHUFFLE(2, 0, 2, 0));
-    __m128 odd = _mm_shuffle_ps(ab, cd, _MM_SHUFFLE(3, 1, 3, 1));
-    __m128 s = _mm_add_ps(even, odd);
-    __m128 nan = _mm_castsi128_ps(_mm_set1_epi32(0x7fc00000));
-    _mm_storeu_ps(y, _mm_blendv_ps(s, nan, _mm_cmpunord_ps(s, s)));
-}
-
 #include "kern/wmat_tile.h"
 
 /* 32 signed bytes as floats. */
@@ -132,21 +110,21 @@ XI void dec_q4_0(const uint8_t *b, const float *h, unsigned s, vec *v)
     times(v, d, d);
 }
 
-/* d and m side by side. */
-XI void scale_offset(const uint8_t *b, __m256 *d, __m256 *m)
+XI void scale_offset(const float *h, __m256 *d, __m256 *m)
 {
-    __m256 dm = _mm256_cvtph_ps(_mm_set1_epi32((int)ld32(b)));
+    double both = 0.0; /* a load for both: with one each, more rows of x lack loads */
+    memcpy(&both, h, sizeof both);
+    __m256 dm = _mm256_castpd_ps(_mm256_set1_pd(both));
     *d = _mm256_moveldup_ps(dm);
     *m = _mm256_movehdup_ps(dm);
 }
 
 XI void dec_q4_1(const uint8_t *b, const float *h, unsigned s, vec *v)
 {
-    (void)h;
     (void)s;
     __m256 d;
     __m256 m;
-    scale_offset(b, &d, &m);
+    scale_offset(h, &d, &m);
     widen_nibbles(b + 4, _mm256_setzero_si256(), v);
     EACH (i, 4) {
         v[i] = _mm256_fmadd_ps(v[i], d, m); /* the product is exact */
@@ -164,11 +142,10 @@ XI void dec_q5_0(const uint8_t *b, const float *h, unsigned s, vec *v)
 
 XI void dec_q5_1(const uint8_t *b, const float *h, unsigned s, vec *v)
 {
-    (void)h;
     (void)s;
     __m256 d;
     __m256 m;
-    scale_offset(b, &d, &m);
+    scale_offset(h, &d, &m);
     widen(bytes_q5_1(b), v);
     EACH (i, 4) {
         v[i] = _mm256_fmadd_ps(v[i], d, m);

@@ -495,6 +495,11 @@ kvs_status kvs_store_list(kvs_store *s, kvs_entry *cursor, kvs_entry_info *out)
     return found ? kvs__stats_write(out, &info, sizeof info) : KVS_NO;
 }
 
+const char *kvs__store_dir(const kvs_store *s)
+{
+    return s->dir;
+}
+
 kvs_status kvs_store_get_stats(kvs_store *s, kvs_store_stats *out)
 {
     if (!s || !out) {

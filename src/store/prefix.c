@@ -164,20 +164,25 @@ static void fill_slot(kvs__slot *slot, const kvs__layer *l, uint32_t layer, bool
     slot->sinks = s->sinks;
 }
 
-static kvs_status read_layers(kvs_prefix *ix, const kvs_cache *like, bool count, kvs_err *err)
+static kvs_status read_layers(kvs_prefix *ix, uint32_t which, const kvs_cache *like, bool count,
+                              kvs_err *err)
 {
-    ix->n_slots = 0;
+    kvs__part *part = &ix->part[which];
+    part->n_layers = like->n_layers;
+    part->first = ix->n_slots;
+    part->snapshots = which == KVS__PART_MAIN && (ix->o.flags & KVS_PREFIX_SNAPSHOTS) != 0;
     for (uint32_t i = 0; i < like->n_layers; i++) {
         const kvs__layer *l = &like->layer[i];
         if (l->spec.kind == KVS_LAYER_BORROW) {
             continue;
         }
         if (l->spec.kind == KVS_LAYER_RECURRENT) {
-            ix->o.flags |= KVS_PREFIX_SNAPSHOTS;
+            part->snapshots = true;
             continue;
         }
         if (l->spec.layout != KVS_LAYOUT_PAGED) {
-            return kvs__fail(err, KVS_E_UNSUPPORTED, "store", "layer %u is not paged", i);
+            return kvs__fail(err, KVS_E_UNSUPPORTED, "store", "layer %u%s is not paged", i,
+                             which == KVS__PART_DRAFT ? " of the draft model" : "");
         }
         for (int early = 0; early < (l->spec.dense_until > 0 ? 2 : 1); early++) {
             if (!count) {
@@ -191,7 +196,20 @@ static kvs_status read_layers(kvs_prefix *ix, const kvs_cache *like, bool count,
             ix->n_slots++;
         }
     }
+    part->end = ix->n_slots;
     return KVS_OK;
+}
+
+/* Of both parts. */
+static kvs_status read_parts(kvs_prefix *ix, const kvs_cache *const like[KVS__PARTS], bool count,
+                             kvs_err *err)
+{
+    kvs_status st = KVS_OK;
+    ix->n_slots = 0;
+    for (uint32_t i = 0; st == KVS_OK && i < KVS__PARTS && like[i]; i++) {
+        st = read_layers(ix, i, like[i], count, err);
+    }
+    return st;
 }
 
 static kvs_status read_opts(const kvs_prefix_opts *opts, kvs_prefix_opts *o, kvs_err *err)
@@ -208,10 +226,10 @@ static size_t run_len(const kvs_prefix *ix)
     return (size_t)7 * ix->n_slots + 1;
 }
 
-static kvs_status fill(kvs_prefix *ix, const kvs_cache *like, kvs_err *err)
+static kvs_status fill(kvs_prefix *ix, const kvs_cache *const like[KVS__PARTS], kvs_err *err)
 {
     kvs_retain_opts r = KVS_RETAIN_OPTS_INIT;
-    kvs_status st = read_layers(ix, like, true, err);
+    kvs_status st = read_parts(ix, like, true, err);
     if (st != KVS_OK) {
         return st;
     }
@@ -222,7 +240,7 @@ static kvs_status fill(kvs_prefix *ix, const kvs_cache *like, kvs_err *err)
         return kvs__nomem(err, "store", ix->n_slots * sizeof *ix->slot);
     }
     ix->own = sizeof *ix + (ix->n_slots + 1) * sizeof *ix->slot + run_len(ix) * sizeof *ix->run;
-    st = read_layers(ix, like, false, err);
+    st = read_parts(ix, like, false, err);
     r.policy = ix->o.policy;
     r.score = ix->o.score;
     r.user = ix->o.user;
@@ -247,9 +265,10 @@ static void free_parts(kvs_prefix *ix)
     kvs__free(ix->ctx, ix, sizeof *ix);
 }
 
-kvs_status kvs_prefix_new(kvs_ctx *ctx, const kvs_cache *like, const kvs_prefix_opts *opts,
-                          kvs_prefix **out, kvs_err *err)
+kvs_status kvs__prefix_new_pair(kvs_ctx *ctx, const kvs_cache *like, const kvs_cache *draft,
+                                const kvs_prefix_opts *opts, kvs_prefix **out, kvs_err *err)
 {
+    const kvs_cache *const parts[KVS__PARTS] = {like, draft};
     kvs_prefix_opts o = KVS_PREFIX_OPTS_INIT;
     if (!ctx || !like || !out) {
         return kvs__fail(err, KVS_E_INVAL, "store", "%s is NULL",
@@ -260,8 +279,13 @@ kvs_status kvs_prefix_new(kvs_ctx *ctx, const kvs_cache *like, const kvs_prefix_
     if (st != KVS_OK) {
         return st;
     }
-    if (like->pages && kvs__pages_ctx(like->pages) != ctx) {
+    /* a cache without a paged layer has no pool */
+    kvs_pages *pages = like->pages || !draft ? like->pages : draft->pages;
+    if (pages && kvs__pages_ctx(pages) != ctx) {
         return kvs__fail(err, KVS_E_INVAL, "store", "the pool is of another context");
+    }
+    if (draft && draft->pages && draft->pages != pages) {
+        return kvs__fail(err, KVS_E_INVAL, "store", "the draft model's cache has another pool");
     }
     kvs_prefix *ix = kvs__calloc(ctx, 1, sizeof *ix);
     if (!ix) {
@@ -269,11 +293,10 @@ kvs_status kvs_prefix_new(kvs_ctx *ctx, const kvs_cache *like, const kvs_prefix_
     }
     ix->ctx = ctx;
     ix->o = o;
-    ix->pages = like->pages;
-    ix->block = like->pages ? kvs__pages_block(like->pages) : KVS__PAGE_BLOCK;
-    ix->n_layers = like->n_layers;
+    ix->pages = pages;
+    ix->block = pages ? kvs__pages_block(pages) : KVS__PAGE_BLOCK;
     ix->rng = 0x2545f4914f6cdd1du;
-    st = fill(ix, like, err);
+    st = fill(ix, parts, err);
     if (st != KVS_OK) {
         free_parts(ix);
         return st;
@@ -285,6 +308,12 @@ kvs_status kvs_prefix_new(kvs_ctx *ctx, const kvs_cache *like, const kvs_prefix_
     kvs__prefix_count(ix);
     *out = ix;
     return KVS_OK;
+}
+
+kvs_status kvs_prefix_new(kvs_ctx *ctx, const kvs_cache *like, const kvs_prefix_opts *opts,
+                          kvs_prefix **out, kvs_err *err)
+{
+    return kvs__prefix_new_pair(ctx, like, NULL, opts, out, err);
 }
 
 void kvs_prefix_clear(kvs_prefix *ix)

@@ -11,6 +11,8 @@
 
 typedef struct walk {
     kvs_prefix *ix;
+    const kvs__part *part;
+    uint32_t which;  /* part */
     uint32_t *run;   /* [n_slots]: first block of the run up to the current one, KVS__NONE: none */
     uint32_t *sinks; /* [n_slots]: blocks kept from 0 on, up to n_sink */
     uint32_t *hole;  /* [n_slots]: that of the last of those (store.h I8) */
@@ -31,7 +33,7 @@ static uint64_t least(uint64_t a, uint64_t b)
 static void step(walk *w, const kvs__node *node, uint32_t block)
 {
     const kvs_prefix *ix = w->ix;
-    for (uint32_t s = 0; s < ix->n_slots; s++) {
+    for (uint32_t s = w->part->first; s < w->part->end; s++) {
         if (!node->page[s]) {
             w->run[s] = KVS__NONE;
         } else if (w->run[s] == KVS__NONE) {
@@ -55,7 +57,7 @@ static bool usable(walk *w, uint64_t n)
 {
     const kvs_prefix *ix = w->ix;
     uint64_t end = (n - 1) / ix->block + 1;
-    for (uint32_t s = 0; s < ix->n_slots; s++) {
+    for (uint32_t s = w->part->first; s < w->part->end; s++) {
         const kvs__slot *slot = &ix->slot[s];
         if (!kvs__slot_used(slot, n)) {
             continue;
@@ -96,10 +98,10 @@ static void consider(walk *w, kvs__node *node, uint32_t block, uint32_t same)
     }
     uint64_t most = least(begin + same, w->limit);
     w->known = most > w->known ? most : w->known;
-    if (!(w->ix->o.flags & KVS_PREFIX_SNAPSHOTS)) {
+    if (!w->part->snapshots) {
         if (most > w->best && usable(w, most)) {
             kvs__snap *snap = node->snaps;
-            while (snap && begin + snap->at != most) {
+            while (snap && (snap->part != w->which || begin + snap->at != most)) {
                 snap = snap->next;
             }
             take(w, node, most, snap);
@@ -109,8 +111,9 @@ static void consider(walk *w, kvs__node *node, uint32_t block, uint32_t same)
     bool any = false;
     for (kvs__snap *snap = node->snaps; snap; snap = snap->next) {
         uint64_t n = begin + snap->at;
-        any = any || n <= most;
-        if (n <= most && n > w->best && usable(w, n)) {
+        bool mine = snap->part == w->which;
+        any = any || (mine && n <= most);
+        if (mine && n <= most && n > w->best && usable(w, n)) {
             take(w, node, n, snap);
         }
     }
@@ -255,7 +258,7 @@ static void fill_lease(const walk *w, kvs_lease *lease)
 {
     const kvs_prefix *ix = w->ix;
     kvs__seg **to = lease->page;
-    for (uint32_t s = 0; s < ix->n_slots; s++) {
+    for (uint32_t s = w->part->first; s < w->part->end; s++) {
         if (!kvs__slot_used(&ix->slot[s], w->best)) {
             continue;
         }
@@ -275,30 +278,31 @@ static void fill_lease(const walk *w, kvs_lease *lease)
     }
 }
 
-size_t kvs__lease_bytes(const kvs_prefix *ix, size_t n_pages)
+size_t kvs__lease_bytes(uint32_t n_layers, size_t n_pages)
 {
-    return sizeof(kvs_lease) + ix->n_layers * sizeof(kvs__page_list) + n_pages * sizeof(kvs__seg *);
+    return sizeof(kvs_lease) + n_layers * sizeof(kvs__page_list) + n_pages * sizeof(kvs__seg *);
 }
 
 static kvs_status make_lease(walk *w, kvs_lease **out, kvs_err *err)
 {
     kvs_prefix *ix = w->ix;
     size_t n_pages = 0;
-    for (uint32_t s = 0; s < ix->n_slots; s++) {
+    for (uint32_t s = w->part->first; s < w->part->end; s++) {
         n_pages += kvs__slot_used(&ix->slot[s], w->best) ? (size_t)blocks_of(w, s).n : 0;
     }
-    size_t bytes = kvs__lease_bytes(ix, n_pages);
+    size_t bytes = kvs__lease_bytes(w->part->n_layers, n_pages);
     kvs_status st = kvs__prefix_lend(ix, bytes, err);
     kvs_lease *lease = st == KVS_OK ? kvs__calloc(ix->ctx, 1, bytes) : NULL;
     if (!lease) {
         return st == KVS_OK ? kvs__nomem(err, "store", bytes) : st;
     }
     lease->ix = ix;
+    lease->n_layers = w->part->n_layers;
     lease->bytes = bytes;
     lease->n_tokens = w->best;
     lease->n_pages = n_pages;
     lease->list = (kvs__page_list *)(void *)(lease + 1);
-    lease->page = (kvs__seg **)(void *)(lease->list + ix->n_layers);
+    lease->page = (kvs__seg **)(void *)(lease->list + lease->n_layers);
     lease->snap = w->snap;
     if (lease->snap) {
         lease->snap->refs++;
@@ -326,7 +330,7 @@ static kvs_status lease_best(walk *w, uint32_t n_path, kvs_lease **out, kvs_err 
     for (uint64_t i = 0; i < n; i++) {
         kvs__node_release(ix, ix->path[i]);
     }
-    if (st != KVS_OK) {
+    if (st != KVS_OK || w->which != KVS__PART_MAIN) {
         return st;
     }
     for (kvs__node *at = w->tail; at->parent;
@@ -398,8 +402,24 @@ static kvs_status search(walk *w, kvs__node *root, const kvs_prefix_key *key, si
     return st;
 }
 
-kvs_status kvs_prefix_lookup(kvs_prefix *ix, const kvs_prefix_key *key, size_t min_tokens,
-                             kvs_lease **out, kvs_prefix_hit *hit, kvs_err *err)
+static void count(kvs_prefix *ix, uint32_t part, const kvs_prefix_key *key, const kvs_prefix_hit *h)
+{
+    if (part == KVS__PART_DRAFT) {
+        ix->st.draft_lookups++;
+        ix->st.draft_hits += h->n_tokens > 0;
+        ix->st.draft_hit_tokens += h->n_tokens;
+        return;
+    }
+    ix->st.lookups++;
+    ix->st.asked_tokens += key->n_ids;
+    ix->st.hits += h->n_tokens > 0;
+    ix->st.hit_tokens += h->n_tokens;
+    ix->st.reasons[h->reason]++;
+}
+
+kvs_status kvs__prefix_lookup_part(kvs_prefix *ix, uint32_t part, const kvs_prefix_key *key,
+                                   size_t min_tokens, kvs_lease **out, kvs_prefix_hit *hit,
+                                   kvs_err *err)
 {
     kvs_prefix_hit h = KVS_PREFIX_HIT_INIT;
     if (!ix || !out) {
@@ -419,6 +439,8 @@ kvs_status kvs_prefix_lookup(kvs_prefix *ix, const kvs_prefix_key *key, size_t m
     walk w;
     memset(&w, 0, sizeof w);
     w.ix = ix;
+    w.which = part;
+    w.part = &ix->part[part];
     w.why = KVS_PREFIX_NAMESPACE;
     if (key->n_ids == 0) {
         st = lookup_object(ix, root, out, &h, err);
@@ -436,15 +458,17 @@ kvs_status kvs_prefix_lookup(kvs_prefix *ix, const kvs_prefix_key *key, size_t m
         h.snapshot = (*out)->snap + 1;
         h.snapshot_bytes = (*out)->snap->n;
     }
-    ix->st.lookups++;
-    ix->st.asked_tokens += key->n_ids;
-    ix->st.hits += st == KVS_OK;
-    ix->st.hit_tokens += h.n_tokens;
-    ix->st.reasons[h.reason]++;
+    count(ix, part, key, &h);
     if (hit) {
         (void)kvs__stats_write(hit, &h, sizeof h);
     }
     return st;
+}
+
+kvs_status kvs_prefix_lookup(kvs_prefix *ix, const kvs_prefix_key *key, size_t min_tokens,
+                             kvs_lease **out, kvs_prefix_hit *hit, kvs_err *err)
+{
+    return kvs__prefix_lookup_part(ix, KVS__PART_MAIN, key, min_tokens, out, hit, err);
 }
 
 kvs_status kvs_prefix_attach(const kvs_lease *lease, kvs_cache *cache, kvs_err *err)
@@ -452,7 +476,7 @@ kvs_status kvs_prefix_attach(const kvs_lease *lease, kvs_cache *cache, kvs_err *
     if (!lease || !cache) {
         return kvs__fail(err, KVS_E_INVAL, "store", "%s is NULL", lease ? "cache" : "lease");
     }
-    if (cache->n_layers != lease->ix->n_layers || lease->n_tokens == 0) {
+    if (cache->n_layers != lease->n_layers || lease->n_tokens == 0) {
         return kvs__fail(err, KVS_E_INVAL, "store", "a cache of %u layers, a lease of %zu tokens",
                          cache->n_layers, lease->n_tokens);
     }
@@ -480,7 +504,7 @@ void kvs_prefix_release(kvs_lease *lease)
 
 const kvs__seg *kvs__lease_page(const kvs_lease *lease, uint32_t layer, uint64_t block)
 {
-    if (layer >= lease->ix->n_layers || lease->n_tokens == 0) {
+    if (layer >= lease->n_layers || lease->n_tokens == 0) {
         return NULL;
     }
     const kvs__page_list *l = &lease->list[layer];

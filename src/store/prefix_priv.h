@@ -3,6 +3,7 @@
  *
  * A slot is one format of one paged layer: a layer with dense_until has two. Node d blocks below a
  * root holds the tokens [(d - 1) * block, ..) of a prompt, block of them or, in a leaf, fewer.
+ * The slots of a part (prefix_part.h) are those of one model's layers; a root has both models' state.
  * I1  Siblings differ in their tokens; they are a treap ordered by tokens, the shorter first.
  * I2  page[s] is a block with the state of the node's tokens after those of all its parents, in slot
  *     s, with one index reference; NULL: not kept. Nodes never change but that a NULL gets a block,
@@ -23,7 +24,15 @@
 #include "kvstate/prefix.h"
 #include "state/pages_priv.h"
 #include "store/idmap.h"
+#include "store/prefix_part.h"
 #include "store/prefix_wait.h"
+
+typedef struct kvs__part {
+    uint32_t n_layers;
+    uint32_t first; /* its slots: [first, end) */
+    uint32_t end;
+    bool snapshots; /* it is resumed at these alone */
+} kvs__part;
 
 typedef struct kvs__slot {
     kvs__fmt fmt;
@@ -39,6 +48,7 @@ typedef struct kvs__slot {
 
 typedef struct kvs__snap {
     struct kvs__snap *next;
+    uint32_t part;
     uint32_t at;   /* tokens of the node before it */
     uint32_t refs; /* the node's and those of leases */
     bool apart;    /* of no node any more: counted in `own` */
@@ -76,7 +86,7 @@ struct kvs_prefix {
     kvs_ctx *ctx;
     kvs_pages *pages;
     uint32_t block;
-    uint32_t n_layers;
+    kvs__part part[KVS__PARTS];
     uint32_t n_slots;
     kvs__slot *slot; /* [n_slots], never NULL */
     kvs_prefix_opts o;
@@ -105,6 +115,7 @@ struct kvs_prefix {
 
 struct kvs_lease {
     kvs_prefix *ix;
+    uint32_t n_layers;
     kvs__snap *snap;
     size_t n_tokens;
     size_t n_pages;
@@ -172,7 +183,7 @@ static inline bool kvs__slot_used(const kvs__slot *s, uint64_t n_tokens)
 }
 
 /* Of a lease on so many blocks. */
-size_t kvs__lease_bytes(const kvs_prefix *ix, size_t n_pages);
+size_t kvs__lease_bytes(uint32_t n_layers, size_t n_pages);
 /* The block of a layer that holds position block * tokens of a block; NULL: not part of it. */
 const kvs__seg *kvs__lease_page(const kvs_lease *lease, uint32_t layer, uint64_t block);
 

@@ -9,6 +9,7 @@
 
 typedef struct publication {
     kvs_prefix *ix;
+    uint32_t which; /* part */
     const kvs_prefix_key *key;
     const kvs_cache *cache;
     const kvs_prefix_publish_opts *o;
@@ -71,7 +72,8 @@ static bool poorer(const publication *p, const kvs__node *node, uint32_t block, 
 /* Such blocks make way for the cache's, of the same size. */
 static void enrich(const publication *p, kvs__node *node, uint32_t block)
 {
-    for (uint32_t s = 0; s < p->ix->n_slots; s++) {
+    const kvs__part *part = &p->ix->part[p->which];
+    for (uint32_t s = part->first; s < part->end; s++) {
         kvs__seg *page = NULL;
         if (poorer(p, node, block, s) && kvs__page_keep_of(p->cache, p->ix->slot[s].layer, block,
                                                            p->key->n_ids, &page, NULL) == KVS_OK) {
@@ -87,8 +89,9 @@ static size_t lacking(const publication *p, kvs__node *node, uint32_t block, boo
                       bool take)
 {
     kvs_prefix *ix = p->ix;
+    const kvs__part *part = &ix->part[p->which];
     size_t bytes = 0;
-    for (uint32_t s = 0; s < ix->n_slots; s++) {
+    for (uint32_t s = part->first; s < part->end; s++) {
         const kvs__slot *slot = &ix->slot[s];
         if ((node && node->page[s]) || apart(slot, block) != windows || !there(p, slot, block) ||
             (windows && !wanted(p, slot, block))) {
@@ -172,20 +175,6 @@ static kvs_status enlarge(kvs_prefix *ix, kvs__node *node, size_t bytes, kvs_err
     return st;
 }
 
-static kvs_status complete(const publication *p, kvs__node *node, uint32_t block, kvs_err *err)
-{
-    size_t bytes = lacking(p, node, block, false, false);
-    enrich(p, node, block);
-    if (bytes > 0) {
-        kvs_status st = enlarge(p->ix, node, bytes, err);
-        if (st != KVS_OK) {
-            return st;
-        }
-        (void)lacking(p, node, block, false, true);
-    }
-    return add_windows(p, node, block, err);
-}
-
 static bool covers(const kvs_prefix *ix, const kvs__node *node, const kvs__node *old)
 {
     for (uint32_t s = 0; s < ix->n_slots; s++) {
@@ -211,6 +200,26 @@ static void supersede(kvs_prefix *ix, kvs__node *node)
             kvs__node_drop(ix, old, KVS_RETAIN_FORGOTTEN);
         }
     }
+}
+
+/* A node that is there gets what it lacks. The draft part comes after the other, so that what it makes
+ * superfluous is known here. */
+static kvs_status complete(const publication *p, kvs__node *node, uint32_t block, kvs_err *err)
+{
+    size_t bytes = lacking(p, node, block, false, false);
+    enrich(p, node, block);
+    if (bytes > 0) {
+        kvs_status st = enlarge(p->ix, node, bytes, err);
+        if (st != KVS_OK) {
+            return st;
+        }
+        (void)lacking(p, node, block, false, true);
+    }
+    kvs_status st = add_windows(p, node, block, err);
+    if (bytes > 0 && p->which == KVS__PART_DRAFT) {
+        supersede(p->ix, node);
+    }
+    return st;
 }
 
 static kvs__node *new_node(kvs_prefix *ix, kvs_err *err)
@@ -275,10 +284,10 @@ static kvs__node *child_for(const publication *p, uint32_t block, const int32_t 
     if (!node || node->n_tokens == n) {
         return node;
     }
-    bool own = (p->o->snapshot && p->ix->o.flags & KVS_PREFIX_SNAPSHOTS) ||
-               lacking(p, node, block, true, false) > 0 ||
+    const kvs__part *part = &p->ix->part[p->which];
+    bool own = (p->o->snapshot && part->snapshots) || lacking(p, node, block, true, false) > 0 ||
                lacking(p, node, block, false, false) > 0;
-    for (uint32_t s = 0; !own && s < p->ix->n_slots; s++) {
+    for (uint32_t s = part->first; !own && s < part->end; s++) {
         own = poorer(p, node, block, s);
     }
     return own ? NULL : node;
@@ -309,6 +318,7 @@ static kvs_status put_snapshot(const publication *p, uint32_t at, kvs_err *err)
         kvs__free(ix->ctx, snap, bytes);
         return st;
     }
+    snap->part = p->which;
     snap->at = at;
     snap->refs = 1;
     snap->apart = false;
@@ -316,7 +326,7 @@ static kvs_status put_snapshot(const publication *p, uint32_t at, kvs_err *err)
     snap->n = p->o->snapshot_bytes;
     memcpy(snap + 1, p->o->snapshot, p->o->snapshot_bytes);
     for (kvs__snap **old = &node->snaps; *old; old = &(*old)->next) {
-        if ((*old)->at == at) {
+        if ((*old)->at == at && (*old)->part == p->which) {
             kvs__snap *gone = *old;
             kvs_retain_info info = KVS_RETAIN_INFO_INIT;
             *old = gone->next;
@@ -414,10 +424,11 @@ kvs_status kvs__prefix_check_key(const kvs_prefix_key *key, kvs_err *err)
     return KVS_OK;
 }
 
-static kvs_status check_cache(const kvs_prefix *ix, const kvs_cache *cache, uint64_t n,
-                              kvs_err *err)
+static kvs_status check_cache(const kvs_prefix *ix, const kvs__part *part, const kvs_cache *cache,
+                              uint64_t n, kvs_err *err)
 {
-    if (!cache || cache->n_layers != ix->n_layers || cache->pages != ix->pages) {
+    bool paged = part->end > part->first;
+    if (!cache || cache->n_layers != part->n_layers || (paged && cache->pages != ix->pages)) {
         return kvs__fail(err, KVS_E_INVAL, "store", "%s",
                          cache ? "the cache has other layers or "
                                  "another pool than the index"
@@ -427,7 +438,7 @@ static kvs_status check_cache(const kvs_prefix *ix, const kvs_cache *cache, uint
         return kvs__fail(err, cache->broken ? KVS_E_BROKEN : KVS_E_STATE, "store", "the cache %s",
                          cache->broken ? "is broken" : "is in a round: nothing of it is published");
     }
-    for (uint32_t s = 0; s < ix->n_slots; s++) {
+    for (uint32_t s = part->first; s < part->end; s++) {
         const kvs__slot *slot = &ix->slot[s];
         const kvs__layer *l = &cache->layer[slot->layer];
         const kvs__store *store = slot->early ? &l->early : &l->main;
@@ -449,10 +460,11 @@ static kvs_status check_cache(const kvs_prefix *ix, const kvs_cache *cache, uint
 static kvs_status check_size(const publication *p, kvs_err *err)
 {
     const kvs_prefix *ix = p->ix;
+    const kvs__part *part = &ix->part[p->which];
     size_t most = ix->o.max_bytes;
     size_t each = kvs__node_bytes(ix);
     size_t sum = p->o->snapshot ? p->o->snapshot_bytes : 0;
-    for (uint32_t s = 0; s < ix->n_slots; s++) {
+    for (uint32_t s = part->first; s < part->end; s++) {
         bool counts = p->cache && ix->slot[s].window == 0 && there(p, &ix->slot[s], 0);
         each += counts ? ix->slot[s].page_bytes : 0;
     }
@@ -509,6 +521,9 @@ static void use_known(publication *p)
 {
     kvs_retain *retain = p->ix->retain;
     uint32_t skip = p->n_new;
+    if (p->which != KVS__PART_MAIN) {
+        return;
+    }
     for (kvs__node *at = p->at; at->parent; at = at->parent) {
         bool counted = (uint64_t)at->depth * p->ix->block < p->o->n_counted;
         if (skip > 0) {
@@ -549,8 +564,9 @@ static kvs_status publish(publication *p, kvs__node *root, size_t *n_stored, kvs
     return st == KVS_E_LIMIT ? KVS_NO : st;
 }
 
-kvs_status kvs_prefix_publish(kvs_prefix *ix, const kvs_prefix_key *key, const kvs_cache *cache,
-                              const kvs_prefix_publish_opts *opts, size_t *n_stored, kvs_err *err)
+kvs_status kvs__prefix_publish_part(kvs_prefix *ix, uint32_t part, const kvs_prefix_key *key,
+                                    const kvs_cache *cache, const kvs_prefix_publish_opts *opts,
+                                    size_t *n_stored, kvs_err *err)
 {
     kvs_prefix_publish_opts o = KVS_PREFIX_PUBLISH_OPTS_INIT;
     uint8_t name[KVS__SHA_BYTES];
@@ -569,12 +585,12 @@ kvs_status kvs_prefix_publish(kvs_prefix *ix, const kvs_prefix_key *key, const k
                        o.priority, key->n_ids);
     }
     if (st == KVS_OK && key->n_ids > 0) {
-        st = check_cache(ix, cache, key->n_ids, err);
+        st = check_cache(ix, &ix->part[part], cache, key->n_ids, err);
     }
     if (st != KVS_OK) {
         return st;
     }
-    publication p = {ix, key, cache, &o, NULL, 0, 0, 0};
+    publication p = {ix, part, key, cache, &o, NULL, 0, 0, 0};
     st = key->n_ids > 0 || ix->o.max_bytes ? check_size(&p, err) : KVS_OK;
     kvs__node *root = NULL;
     if (st == KVS_OK) {
@@ -586,6 +602,12 @@ kvs_status kvs_prefix_publish(kvs_prefix *ix, const kvs_prefix_key *key, const k
         return st;
     }
     return publish(&p, root, n_stored, err);
+}
+
+kvs_status kvs_prefix_publish(kvs_prefix *ix, const kvs_prefix_key *key, const kvs_cache *cache,
+                              const kvs_prefix_publish_opts *opts, size_t *n_stored, kvs_err *err)
+{
+    return kvs__prefix_publish_part(ix, KVS__PART_MAIN, key, cache, opts, n_stored, err);
 }
 
 kvs_status kvs_prefix_forget(kvs_prefix *ix, const kvs_prefix_key *key, size_t *freed)

@@ -142,9 +142,11 @@ size_t kvs__prefix_lease_spare(const kvs_prefix *ix)
         size_t n = w->last ? w->last->depth + (size_t)1 : 0;
         blocks = n > blocks ? n : blocks;
     }
+    uint32_t layers = ix->part[KVS__PART_MAIN].n_layers + ix->part[KVS__PART_DRAFT].n_layers;
     size_t path = blocks + 1 > ix->cap_path ? 2 * (blocks + 1 < 32 ? 32 : blocks + 1) : 0;
-    return blocks == 0 ? 0
-                       : kvs__lease_bytes(ix, blocks * ix->n_slots) + path * sizeof(kvs__node *);
+    return blocks == 0
+               ? 0
+               : kvs__lease_bytes(layers, blocks * ix->n_slots) + path * sizeof(kvs__node *);
 }
 
 void kvs__prefix_count_waiting(const kvs_prefix *ix, kvs_prefix_stats *out)

@@ -1,8 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# install.sh BUILD_DIR SOURCE_DIR CC: installs to a fresh prefix that the build was not configured
+# install.sh BUILD_DIR SOURCE_DIR CC [CXX]: installs to a fresh prefix that the build was not configured
 # for, then builds and runs programs against it: through pkg-config (shared and static) and through
-# find_package(kvstate). The programs are tests/api/consumer.c and the example of README.md.
+# find_package(kvstate), the engine's too, and as C++. The programs are tests/api/consumer.c and the
+# example of README.md. `make install` has to build all that is installed, and builds `product`.
 set -eu
 build=$1
 source=$2
@@ -17,6 +18,16 @@ cmake --install "$build" --prefix "$prefix" >"$tmp/install.log" || {
 PKG_CONFIG_PATH=$(dirname "$(find "$prefix" -name kvstate.pc)")
 LD_LIBRARY_PATH=$(dirname "$PKG_CONFIG_PATH")
 export PKG_CONFIG_PATH LD_LIBRARY_PATH
+
+if [ -f "$build/build.ninja" ]; then
+    ninja -C "$build" -t query product >"$tmp/product"
+    for file in "$LD_LIBRARY_PATH"/lib*.so "$LD_LIBRARY_PATH"/lib*.a "$prefix"/bin/*; do
+        [ ! -e "$file" ] || grep -qx " *$(basename "$file")" "$tmp/product" || {
+            echo "product does not build $(basename "$file"), which is installed"
+            exit 1
+        }
+    done
+fi
 
 cp "$source/tests/api/consumer.c" "$tmp/consumer.c"
 awk '/^```c$/ { on = 1; next } /^```$/ { if (on) exit } on' "$source/README.md" >"$tmp/example.c"
@@ -57,6 +68,12 @@ ENGINE
     $cc $flags -o "$tmp/engine" "$tmp/engine.c" $(pkg-config --cflags --libs kvstate_engine)
     "$tmp/engine"
 fi
+if [ -n "${4-}" ]; then
+    # shellcheck disable=SC2046
+    "$4" -x c++ -std=c++11 -pedantic -Wall -Wextra -Werror -o "$tmp/consumer-cxx" "$tmp/consumer.c" \
+        -x none $(pkg-config --cflags --libs kvstate)
+    "$tmp/consumer-cxx"
+fi
 [ "$(pkg-config --modversion kvstate)" = "$("$tmp/consumer" | sed 's/kvstate //')" ]
 
 cat >"$tmp/CMakeLists.txt" <<'LISTS'
@@ -69,6 +86,10 @@ foreach(p IN LISTS PROGRAMS)
   add_executable(${p}_static ${p}.c)
   target_link_libraries(${p}_static PRIVATE kvstate::kvstate_static)
 endforeach()
+if(TARGET kvstate::kvstate_engine)
+  add_executable(engine engine.c)
+  target_link_libraries(engine PRIVATE kvstate::kvstate_engine)
+endif()
 LISTS
 unset LD_LIBRARY_PATH
 {
@@ -83,3 +104,6 @@ for p in $programs; do
     "$tmp/out/$p"
     "$tmp/out/${p}_static"
 done
+if [ -f "$tmp/engine.c" ]; then
+    "$tmp/out/engine"
+fi

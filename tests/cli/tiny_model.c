@@ -66,7 +66,6 @@ int main(int argc, char **argv)
         return 2;
     }
     tiny t = TINY_LLAMA;
-    gb b;
     int wide = argc > 3 && strcmp(argv[3], "wide") == 0;
     int small = argc > 3 && !wide;
     int own = own_base(&t, argv[1], small);
@@ -85,10 +84,5 @@ int main(int argc, char **argv)
         t.untied = t.bias = t.rope_freqs = argv[1][0] == 'l';
         minimal(&t);
     }
-    tiny_build(&b, &t);
-    FILE *f = fopen(argv[2], "wb");
-    int ok = f && fwrite(b.p, 1, b.n, f) == b.n;
-    ok = f && fclose(f) == 0 && ok;
-    gb_free(&b);
-    return ok ? 0 : 1;
+    return tiny_save(&t, argv[2]) ? 0 : 1;
 }

@@ -81,6 +81,25 @@ def other_plan(p, folder):
     check("the tier is told", re.search(r"reused \d+ tokens from disk", r.stderr), r.stderr)
 
 
+def draft_model(p, folder):
+    """The model as its own drafter: both come back, and the drafts are those of a cold one."""
+    for plan in ((), ("--kv", "f32", "--kv-block", "16")):
+        d = os.path.join(folder, "draft%d" % len(plan))
+        how = ("--draft", p.command[3], "--cache-dir", d, *plan, *SIZE)
+        cold = p.json("--no-cache", *plan, *SIZE)
+        a = p.json(*how)
+        check("a drafter's first run is cold %s" % (plan,),
+              same(a, cold) and a["draft_reused"] == 0 and a["draft_computed"] > a["prompt_tokens"], a)
+        b = p.json(*how)
+        check("its second is warm %s" % (plan,),
+              same(b, cold) and b["draft_reused"] >= b["prompt_tokens"] - 8 and b["draft_reused_from"] == "disk"
+              and (b["drafts"], b["accepted"]) == (a["drafts"], a["accepted"]), (a, b))
+        p.run(*how)
+        check("and told %s" % (plan,), re.search(r"draft model: \d+ tokens reused from disk", p.err), p.err)
+    r = p.json("--draft", p.command[3], "--cache-dir", d, *SIZE)
+    check("another plan's drafter is a miss", same(r, p.json("--no-cache", *SIZE)) and r["draft_reused"] == 0, r)
+
+
 def defaults(p, folder):
     home = os.path.join(folder, "home")
     os.mkdir(home)
@@ -212,6 +231,7 @@ def main():
                 os.mkdir(here)
                 first_and_second(p, here, [[], ["--kv", "f32"], ["--window", "48", "--sinks", "4"],
                                            ["--kv-block", "16"]])
+                draft_model(p, here)
                 defaults(p, here)
                 trouble(p, here)
                 damage(p, here)
@@ -237,6 +257,7 @@ def main():
             first_and_second(p, folder, [[], ["--kv", "q8"], ["--kv", "q4", "--window", "100", "--sinks", "4"],
                                          ["--kv", "k8v4", "--kv-block", "32"]])
             other_plan(p, folder)
+            draft_model(p, folder)
             chat_again(p, folder, model)
             killed(p, folder)
     print("1..%d" % check.n)

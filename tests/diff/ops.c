@@ -586,17 +586,7 @@ static int one_op(run *r)
 
 static bool start(run *r, uint32_t tiers_off, uint32_t n_threads)
 {
-    kvs_ctx_opts o = KVS_CTX_OPTS_INIT;
-    o.n_threads = 1;
-    if (kvs_ctx_new(&o, &r->plain, NULL) != KVS_OK) {
-        return false;
-    }
-    o.alloc = heap_alloc;
-    o.free = heap_free;
-    o.alloc_user = &r->heap;
-    o.tiers_off = tiers_off;
-    o.n_threads = n_threads;
-    if (kvs_ctx_new(&o, &r->ctx, NULL) != KVS_OK) {
+    if (!heap_contexts(&r->heap, tiers_off, n_threads, &r->ctx, &r->plain)) {
         return false;
     }
     r->n_layers = 1 + pick(r, MAX_LAYERS);

@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvstate/base.h"
+
 typedef struct heap {
     uint64_t count;
     uint64_t fail_at;
@@ -39,6 +41,23 @@ static inline void heap_free(void *user, void *ptr, size_t bytes)
     h->live -= bytes;
     memset(ptr, 0xee, bytes);
     free(ptr);
+}
+
+/* The context under test, on that heap, and a plain one; false: none. */
+static inline bool heap_contexts(heap *h, uint32_t tiers_off, uint32_t n_threads, kvs_ctx **ctx,
+                                 kvs_ctx **plain)
+{
+    kvs_ctx_opts o = KVS_CTX_OPTS_INIT;
+    o.n_threads = 1;
+    if (kvs_ctx_new(&o, plain, NULL) != KVS_OK) {
+        return false;
+    }
+    o.alloc = heap_alloc;
+    o.free = heap_free;
+    o.alloc_user = h;
+    o.tiers_off = tiers_off;
+    o.n_threads = n_threads;
+    return kvs_ctx_new(&o, ctx, NULL) == KVS_OK;
 }
 
 #endif

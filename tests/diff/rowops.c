@@ -530,16 +530,7 @@ static int one_op(run *r)
 
 static bool start(run *r, uint32_t tiers_off)
 {
-    kvs_ctx_opts o = KVS_CTX_OPTS_INIT;
-    o.n_threads = 1;
-    if (kvs_ctx_new(&o, &r->plain, NULL) != KVS_OK) {
-        return false;
-    }
-    o.alloc = heap_alloc;
-    o.free = heap_free;
-    o.alloc_user = &r->heap;
-    o.tiers_off = tiers_off;
-    if (kvs_ctx_new(&o, &r->ctx, NULL) != KVS_OK) {
+    if (!heap_contexts(&r->heap, tiers_off, 1, &r->ctx, &r->plain)) {
         return false;
     }
     uint32_t size = byte(r);

@@ -545,20 +545,25 @@ static inline void tiny_build(gb *b, const tiny *t)
     }
 }
 
-/* Writes the model to a new file in the temporary folder; path is for unlink. */
-static inline int tiny_write(const tiny *t, char *path, size_t n)
+/* 1: the model is in the file. */
+static inline int tiny_save(const tiny *t, const char *path)
 {
     gb b;
     tiny_build(&b, t);
+    FILE *f = fopen(path, "wb");
+    int ok = f && fwrite(b.p, 1, b.n, f) == b.n;
+    ok = f && fclose(f) == 0 && ok;
+    gb_free(&b);
+    return ok;
+}
+
+/* The same in a new file in the temporary folder; path is for unlink. */
+static inline int tiny_write(const tiny *t, char *path, size_t n)
+{
     const char *tmp = getenv("TMPDIR");
     (void)snprintf(path, n, "%s/kvs-tiny-XXXXXX", tmp && *tmp ? tmp : "/tmp");
     int fd = mkstemp(path);
-    int ok = fd >= 0 && write(fd, b.p, b.n) == (ssize_t)b.n;
-    if (fd >= 0) {
-        (void)close(fd);
-    }
-    gb_free(&b);
-    return ok;
+    return fd >= 0 && close(fd) == 0 && tiny_save(t, path);
 }
 
 #endif

@@ -65,17 +65,6 @@ typedef struct kind {
         sizeof(kvs_plan_opts), __VA_ARGS__                                                         \
     }
 
-static void build_file(const tiny *t, const char *path)
-{
-    gb b;
-    tiny_build(&b, t);
-    FILE *f = fopen(path, "wb");
-    assert_non_null(f);
-    assert_int_equal(fwrite(b.p, 1, b.n, f), b.n);
-    assert_int_equal(fclose(f), 0);
-    gb_free(&b);
-}
-
 static void open_on(rig *r, const tiny *t, const kvs_plan_opts *plan, kvs_ctx *ctx)
 {
     kvs_err err = {KVS_OK, 0, "", ""};
@@ -83,9 +72,7 @@ static void open_on(rig *r, const tiny *t, const kvs_plan_opts *plan, kvs_ctx *c
     r->ctx = ctx;
     (void)snprintf(r->file, sizeof r->file, "%s/%s-%llu.gguf", base, t->arch,
                    (unsigned long long)t->seed);
-    if (access(r->file, F_OK) != 0) {
-        build_file(t, r->file);
-    }
+    assert_true(access(r->file, F_OK) == 0 || tiny_save(t, r->file));
     if (kvs_model_open(ctx, r->file, NULL, &r->model, &err) != KVS_OK ||
         kvs_plan_new(ctx, r->model, plan, &r->plan, &err) != KVS_OK) {
         fail_msg("%s", err.msg);
@@ -217,6 +204,32 @@ static void damage(const char *dir, const char *folder, long at, bool cut)
         assert_int_equal(fclose(f), 0);
     }
     (void)closedir(d);
+}
+
+/* State of all N tokens that is damaged, in the dark or under a session's hands, is computed again. */
+static void check_damage(const kind *k, const char *folder, long at, bool cut, bool open_before)
+{
+    char dir[300];
+    float want[N_VOCAB];
+    rig r;
+    cold_logits(k, N, 0, want);
+    rig_open(&r, k, new_dir(dir, sizeof dir), NULL);
+    sync_to(&r, N, 0);
+    rig_close(&r);
+    if (!open_before) {
+        damage(dir, folder, at, cut);
+    }
+    rig_open(&r, k, dir, NULL);
+    if (open_before) {
+        damage(dir, folder, at, cut);
+    }
+    sync_to(&r, N, 0);
+    same(&r, want, "damaged", k->name, N);
+    rig_close(&r);
+    rig_open(&r, k, dir, NULL); /* it was saved anew, or was in memory all the time */
+    sync_to(&r, N, 0);
+    same(&r, want, "after damage", k->name, N);
+    rig_close(&r);
 }
 
 /* A prompt of n tokens and TAIL others, whose logits are `want`, on a session whose at-th allocation

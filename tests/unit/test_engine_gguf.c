@@ -18,6 +18,7 @@
 
 #include "base/base.h"
 #include "engine/gguf.h"
+#include "support/fail_alloc.h"
 #include "support/gguf_build.h"
 #include "support/gguf_walk.h"
 
@@ -26,23 +27,7 @@
 
 static kvs_ctx *ctx;
 static uint8_t *fence; /* the first byte that cannot be read */
-static int fail_at = -1;
-
-static void *hook_alloc(void *user, size_t bytes, size_t align)
-{
-    (void)user;
-    if (fail_at >= 0 && fail_at-- == 0) {
-        return NULL;
-    }
-    return aligned_alloc(align, (bytes + align) / align * align);
-}
-
-static void hook_free(void *user, void *ptr, size_t bytes)
-{
-    (void)user;
-    (void)bytes;
-    free(ptr);
-}
+static fail_alloc heap = FAIL_ALLOC_INIT;
 
 static int setup(void **state)
 {
@@ -55,8 +40,9 @@ static int setup(void **state)
     fence = p + FENCE_BYTES;
     kvs_ctx_opts opts = KVS_CTX_OPTS_INIT;
     opts.n_threads = 1;
-    opts.alloc = hook_alloc;
-    opts.free = hook_free;
+    opts.alloc = fail_alloc_take;
+    opts.free = fail_alloc_give;
+    opts.alloc_user = &heap;
     return kvs_ctx_new(&opts, &ctx, NULL) == KVS_OK ? 0 : -1;
 }
 
@@ -609,13 +595,14 @@ static void test_every_allocation_fails(void **state)
     kvs__gguf *g = NULL;
     for (; !g && k < 100; k++) {
         kvs_err err;
-        fail_at = k;
+        heap.fail_at = heap.calls + k;
         kvs_status st = open_fenced(b.p, b.n, &g, &err);
-        fail_at = -1;
+        heap.fail_at = -1;
         assert_int_equal(st, g ? KVS_OK : KVS_E_NOMEM);
     }
     assert_true(k > 7 && k < 100);
     kvs__gguf_close(g);
+    assert_int_equal(heap.wrong, 0);
     gb_free(&b);
 }
 

@@ -321,30 +321,8 @@ static void test_damage(void **state)
     const char *folders[] = {"entries", "blocks", "blocks", "blocks"};
     const long at[] = {300, 200, 5000, -10};
     for (int i = 0; i < 4; i++) {
-        for (int open_before = 0; open_before < 2; open_before++) {
-            char dir[300];
-            float want[N_VOCAB];
-            rig r;
-            const kind *k = &kinds[10];
-            cold_logits(k, N, 0, want);
-            rig_open(&r, k, new_dir(dir, sizeof dir), NULL);
-            sync_to(&r, N, 0);
-            rig_close(&r);
-            if (open_before) {
-                rig_open(&r, k, dir, NULL);
-                damage(dir, folders[i], at[i], false);
-            } else {
-                damage(dir, folders[i], at[i], false);
-                rig_open(&r, k, dir, NULL);
-            }
-            sync_to(&r, N, 0);
-            same(&r, want, "damaged", k->name, N);
-            rig_close(&r);
-            rig_open(&r, k, dir, NULL); /* it was saved anew, or was in memory all the time */
-            sync_to(&r, N, 0);
-            same(&r, want, "after damage", k->name, N);
-            rig_close(&r);
-        }
+        check_damage(&kinds[10], folders[i], at[i], false, false);
+        check_damage(&kinds[10], folders[i], at[i], false, true);
     }
 }
 

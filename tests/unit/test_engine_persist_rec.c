@@ -430,28 +430,7 @@ static void test_damage(void **state)
         long at;
     } where[] = {{"entries", 300}, {"blocks", 200}, {"blocks", 6000}, {"blocks", 20000}};
     for (int i = 0; i < 16; i++) {
-        char dir[300];
-        float want[N_VOCAB];
-        rig r;
-        const kind *k = &kinds[i & 1 ? 0 : 3];
-        cold_logits(k, N, 0, want);
-        rig_open(&r, k, new_dir(dir, sizeof dir), NULL);
-        sync_to(&r, N, 0);
-        rig_close(&r);
-        if (i & 2) {
-            damage(dir, where[i / 4].folder, where[i / 4].at, i & 1);
-            rig_open(&r, k, dir, NULL);
-        } else {
-            rig_open(&r, k, dir, NULL);
-            damage(dir, where[i / 4].folder, where[i / 4].at, i & 1);
-        }
-        sync_to(&r, N, 0);
-        same(&r, want, "damaged", k->name, N);
-        rig_close(&r);
-        rig_open(&r, k, dir, NULL);
-        sync_to(&r, N, 0);
-        same(&r, want, "after damage", k->name, N);
-        rig_close(&r);
+        check_damage(&kinds[i & 1 ? 0 : 3], where[i / 4].folder, where[i / 4].at, i & 1, !(i & 2));
     }
 }
 

@@ -9,49 +9,10 @@
 
 #include <cmocka.h>
 
-#include "support/token_vocab.h"
-
-enum { MAX_IDS = 4096 };
+#include "support/token_expect.h"
 
 static kvs_ctx *ctx;
 static tv vocab;
-
-static kvs_tokenizer *make(tv *v)
-{
-    kvs_tokenizer *tok = NULL;
-    kvs_err err = {0};
-    if (kvs__tokenizer_new(ctx, &v->src, &tok, &err) != KVS_OK) {
-        fail_msg("%s", err.msg);
-    }
-    return tok;
-}
-
-static size_t encode(const kvs_tokenizer *tok, const char *text, size_t n, uint32_t flags,
-                     int32_t *ids)
-{
-    size_t n_ids = 0;
-    kvs_err err = {0};
-    if (kvs_tokenizer_encode(tok, text, n, flags, ids, MAX_IDS, &n_ids, &err) != KVS_OK) {
-        fail_msg("%s", err.msg);
-    }
-    return n_ids;
-}
-
-static void expect(const kvs_tokenizer *tok, const char *text, uint32_t flags, size_t n,
-                   const int32_t *want)
-{
-    int32_t ids[MAX_IDS];
-    size_t got = encode(tok, text, strlen(text), flags, ids);
-    if (got != n || (n > 0 && memcmp(ids, want, n * sizeof *ids) != 0)) {
-        for (size_t i = 0; i < got; i++) {
-            print_error("%d ", ids[i]);
-        }
-        fail_msg("for \"%s\"", text);
-    }
-}
-#define EXPECT(tok, text, flags, ...)                                                              \
-    expect(tok, text, flags, sizeof((int32_t[]){__VA_ARGS__}) / sizeof(int32_t),                   \
-           (int32_t[]){__VA_ARGS__})
 
 static uint32_t rng_state;
 
@@ -172,7 +133,7 @@ static void check_model(kvs__vocab_kind kind)
     for (uint32_t seed = 1; seed <= 40; seed++) {
         rng_state = seed;
         random_vocab(&vocab, kind);
-        kvs_tokenizer *tok = make(&vocab);
+        kvs_tokenizer *tok = tv_make(ctx, &vocab);
         m.v = &vocab;
         for (unsigned round = 0; round < 12; round++) {
             size_t n = round < 8 ? 1 + rng(60) : 100 + rng(200);
@@ -219,7 +180,7 @@ static void bpe_words(void **state)
     tv_merge(&vocab, "x zz"); /* no token: left out */
     (void)tv_add(&vocab, "xy", KVS__TYPE_CONTROL, 0);
     tv_merge(&vocab, "x y"); /* and text must not become control */
-    kvs_tokenizer *tok = make(&vocab);
+    kvs_tokenizer *tok = tv_make(ctx, &vocab);
     (void)e_sp;
     EXPECT(tok, "he he", 0, he, sp_he);
     EXPECT(tok, "he  he", 0, he, ' ', sp_he);
@@ -229,7 +190,7 @@ static void bpe_words(void **state)
     expect(tok, "", 0, 0, NULL);
     kvs__tokenizer_free(tok);
     vocab.src.pre = (kvs__text){"smollm", 6};
-    tok = make(&vocab);
+    tok = tv_make(ctx, &vocab);
     EXPECT(tok, "12 he", 0, '1', '2', sp_he);
     kvs__tokenizer_free(tok);
 }
@@ -244,7 +205,7 @@ static void bpe_whole_words(void **state)
         int32_t bc = tv_add(&vocab, "bc", KVS__TYPE_NORMAL, 0);
         tv_merge(&vocab, "b c"); /* and no merge makes abc */
         vocab.src.special[KVS_SPECIAL_BOS] = control;
-        kvs_tokenizer *tok = make(&vocab);
+        kvs_tokenizer *tok = tv_make(ctx, &vocab);
         if (whole) {
             EXPECT(tok, "abc", 0, abc);
             EXPECT(tok, "abc", KVS_TOKENIZE_ADD_SPECIAL, control, abc);
@@ -264,7 +225,7 @@ static void bpe_byte_without_token(void **state)
     vocab.texts['b'] = (kvs__text){"[b]", 3};
     int32_t ac = tv_add(&vocab, "ac", KVS__TYPE_NORMAL, 0);
     tv_merge(&vocab, "a c");
-    kvs_tokenizer *tok = make(&vocab);
+    kvs_tokenizer *tok = tv_make(ctx, &vocab);
     EXPECT(tok, "abc", 0, ac); /* dropped, and its neighbours meet */
     expect(tok, "bbb", 0, 0, NULL);
     kvs__tokenizer_free(tok);
@@ -286,7 +247,7 @@ static void special_tokens(void **state)
     vocab.src.special[KVS_SPECIAL_EOS] = eos;
     vocab.src.add_bos = 1;
     vocab.src.add_eos = 1;
-    kvs_tokenizer *tok = make(&vocab);
+    kvs_tokenizer *tok = tv_make(ctx, &vocab);
     (void)inner;
     (void)bad;
     EXPECT(tok, "<|im_end|>", KVS_TOKENIZE_SPECIAL, end);
@@ -330,7 +291,7 @@ static void ill_formed(void **state)
         } else {
             tv_spm_init(&vocab);
         }
-        kvs_tokenizer *tok = make(&vocab);
+        kvs_tokenizer *tok = tv_make(ctx, &vocab);
         for (size_t i = 0; i < KVS_COUNT(cases); i++) {
             char as[64];
             size_t n = 0;
@@ -365,7 +326,7 @@ static void spm_prefix_and_fallback(void **state)
     int32_t run = tv_add(&vocab, "   ", KVS__TYPE_USER, -1000);
     for (int prefix = 0; prefix < 2; prefix++) {
         vocab.src.add_space_prefix = prefix;
-        kvs_tokenizer *tok = make(&vocab);
+        kvs_tokenizer *tok = tv_make(ctx, &vocab);
         if (prefix) {
             EXPECT(tok, "a", 0, sp_a);
             EXPECT(tok, "aa", KVS_TOKENIZE_ADD_SPECIAL, 1, sp_a, a);
@@ -398,7 +359,7 @@ static void spm_unknown(void **state)
     vocab.src.n_tokens = 3; /* no byte tokens */
     int32_t a = tv_add(&vocab, "a", KVS__TYPE_NORMAL, -6);
     vocab.src.add_space_prefix = 0;
-    kvs_tokenizer *tok = make(&vocab);
+    kvs_tokenizer *tok = tv_make(ctx, &vocab);
     EXPECT(tok, "bcab\xc3\xa9 a", 0, 0, a, 0, a); /* one for several */
     kvs__tokenizer_free(tok);
 }
@@ -413,7 +374,7 @@ static void long_texts(void **state)
     for (unsigned kind = 0; kind < 2; kind++) {
         rng_state = 7;
         random_vocab(&vocab, kind == 0 ? KVS__VOCAB_BPE : KVS__VOCAB_SPM);
-        kvs_tokenizer *tok = make(&vocab);
+        kvs_tokenizer *tok = tv_make(ctx, &vocab);
         static const char units[] = "a \n1!";
         for (const char *u = units; *u; u++) {
             memset(text, *u, N);

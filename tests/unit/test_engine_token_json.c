@@ -13,6 +13,8 @@
 #include <cmocka.h>
 
 #include "engine/token_json.h"
+#include "support/fail_alloc.h"
+#include "support/token_expect.h"
 
 #define MODEL                                                                                      \
     "\"model\":{\"type\":\"BPE\",\"unk_token\":\"<unk>\",\"vocab\":{\"<unk>\":0,\"a\":1,\"b\":2,"  \
@@ -28,29 +30,7 @@
     "{\"String\":\"\\u2581\"},\"content\":\" \"},{\"type\":\"Fuse\"},{\"type\":\"Strip\","         \
     "\"content\":\" \",\"start\":1,\"stop\":0}]}," MODEL "}"
 
-struct heap {
-    size_t n;
-    size_t fail_at; /* SIZE_MAX: never */
-};
-
-static void *heap_alloc(void *user, size_t bytes, size_t align)
-{
-    struct heap *h = user;
-    void *p = NULL;
-    if (h->n++ == h->fail_at || posix_memalign(&p, align < 8 ? 8 : align, bytes ? bytes : 1)) {
-        return NULL;
-    }
-    return p;
-}
-
-static void heap_free(void *user, void *ptr, size_t bytes)
-{
-    (void)user;
-    (void)bytes;
-    free(ptr);
-}
-
-static struct heap heap = {0, SIZE_MAX};
+static fail_alloc heap = FAIL_ALLOC_INIT;
 static kvs_ctx *ctx;
 
 static int setup(void **state)
@@ -58,8 +38,8 @@ static int setup(void **state)
     (void)state;
     kvs_ctx_opts opts = KVS_CTX_OPTS_INIT;
     opts.n_threads = 1;
-    opts.alloc = heap_alloc;
-    opts.free = heap_free;
+    opts.alloc = fail_alloc_take;
+    opts.free = fail_alloc_give;
     opts.alloc_user = &heap;
     return kvs_ctx_new(&opts, &ctx, NULL);
 }
@@ -100,26 +80,6 @@ static void refuses(const char *json, kvs_status want, const char *word)
     assert_null(tok);
     assert_int_equal(live(), before);
 }
-
-static void expect(const kvs_tokenizer *tok, const char *text, uint32_t flags, size_t n,
-                   const int32_t *want)
-{
-    int32_t ids[64];
-    size_t got = 0;
-    kvs_err err = {0};
-    if (kvs_tokenizer_encode(tok, text, strlen(text), flags, ids, 64, &got, &err) != KVS_OK) {
-        fail_msg("%s", err.msg);
-    }
-    if (got != n || memcmp(ids, want, n * sizeof *ids) != 0) {
-        for (size_t i = 0; i < got; i++) {
-            print_error("%d ", ids[i]);
-        }
-        fail_msg("for \"%s\"", text);
-    }
-}
-#define EXPECT(tok, text, flags, ...)                                                              \
-    expect(tok, text, flags, sizeof((int32_t[]){__VA_ARGS__}) / sizeof(int32_t),                   \
-           (int32_t[]){__VA_ARGS__})
 
 static void test_small(void **state)
 {
@@ -297,24 +257,24 @@ static void test_no_memory(void **state)
     const size_t before = live();
     for (size_t f = 0; f < KVS_COUNT(files); f++) {
         bool done = false;
-        for (size_t k = 0; !done; k++) {
+        for (long k = 0; !done; k++) {
             kvs_tokenizer *tok = NULL;
             kvs_err err = {0};
             size_t n = 0;
-            heap.n = 0;
-            heap.fail_at = k;
+            heap.fail_at = heap.calls + k;
             kvs_status st =
                 kvs__tokenizer_from_json_text(ctx, files[f], strlen(files[f]), 0, &tok, &err);
             if (st == KVS_OK) {
                 st = kvs_tokenizer_encode(tok, text, sizeof text - 1, 3, NULL, 0, &n, &err);
             }
-            done = heap.n <= k;
-            heap.fail_at = SIZE_MAX;
+            done = heap.calls <= heap.fail_at;
+            heap.fail_at = -1;
             if (st != (done ? KVS_OK : KVS_E_NOMEM) && st != KVS_OK) {
-                fail_msg("allocation %zu: %d %s", k, st, err.msg);
+                fail_msg("allocation %ld: %d %s", k, st, err.msg);
             }
             kvs_tokenizer_close(tok);
             assert_int_equal(live(), before);
+            assert_int_equal(heap.wrong, 0);
         }
     }
 }
