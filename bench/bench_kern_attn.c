@@ -2,7 +2,8 @@
 /* bench_kern_attn: speed of the attention kernels, per tier, codec and number of query rows.
  *
  * `attend` is what a read of one KV head costs without softmax: k_tile, qk, v_rows and pv over all
- * tokens; `direct`: the same by qk_direct and pv_direct. Elements are those of K and V together, in Gelem/s and per cycle of the core; `L2`: 256
+ * tokens; `direct`: the same by qk_direct and pv_direct, of codes by what multiplies them as they are. Elements
+ * are those of K and V together, in Gelem/s and per cycle of the core; `L2`: 256
  * tokens over and over; `DRAM`: many times the caches. Limits, measured in the same run: rows
  * products per element at the tier's f32 FMA peak; the read bandwidth for DRAM. Figures are the best
  * of many passes of a ms of CPU time, tiers interleaved: other load on the machine only adds time. CSV: bench,case,value,unit,limit,ratio.
@@ -259,11 +260,46 @@ static void values(const kvs__kern *k, const head *h, size_t rows, size_t from, 
     }
 }
 
+/* What the 16-bit products of codes need. */
+static uint32_t q_pairs[ROWS_MAX * DIM / 2];
+static float params[ROWS_MAX * DIM / 32 * 2];
+static int16_t weights[DIM / 32 * ROWS_MAX * KVS__CHUNK];
+static float units[2 * DIM / 32 * KVS__CHUNK];
+static int32_t sums[ROWS_MAX * DIM];
+static uint32_t pairs[KVS__PAIR_TILES * KVS__TILE * DIM / 2];
+
+/* As a chunk of attention does it (chunk.c), but for the softmax. */
+static void code_values(const kvs__kern *k, const head *h, size_t rows, size_t from, size_t n)
+{
+    const size_t n_groups = DIM / h->shape.group;
+    kvs__planes run = at_token(h, h->v, from);
+    k->v_units(units, units + n_groups * KVS__CHUNK, KVS__CHUNK, &h->shape, &run, n);
+    for (size_t i = 0; i < n_groups * rows; i++) {
+        const float *scale = units + i / rows * KVS__CHUNK;
+        k->p_weights(weights + i * KVS__CHUNK, params + 2 * i, params + 2 * i + 1,
+                     s + i % rows * KVS__CHUNK, scale, scale + n_groups * KVS__CHUNK, n);
+    }
+    memset(sums, 0, rows * DIM * sizeof *sums);
+    k->pv_codes(sums, DIM, weights, KVS__CHUNK, rows * KVS__CHUNK, rows, &h->shape, &run, n, pairs);
+    for (size_t i = 0; i < n_groups * rows; i++) {
+        size_t at = i % rows * DIM + i / rows * h->shape.group;
+        k->v_sums(acc + at, sums + at, h->shape.group, params[2 * i], params[2 * i + 1]);
+    }
+}
+
 static void direct_scores(const kvs__kern *k, const head *h, size_t rows, size_t from, size_t n)
 {
     kvs__planes tiles[KVS__CHUNK_TILES];
     for (size_t t = 0; t < n / KVS__TILE; t++) {
         tiles[t] = at_token(h, h->k, from + t * KVS__TILE);
+    }
+    if (h->shape.bits > 0) {
+        for (size_t r = 0; r < rows; r++) {
+            k->q_pairs(q_pairs + r * DIM / 2, params + r * DIM / h->shape.group * 2, q + r * DIM,
+                       &h->shape);
+        }
+        k->qk_codes(s, KVS__CHUNK, q_pairs, params, rows, &h->shape, tiles, n / KVS__TILE, pairs);
+        return;
     }
     k->qk_direct(s, KVS__CHUNK, q, DIM, rows, &h->shape, tiles, n / KVS__TILE);
 }
@@ -271,6 +307,10 @@ static void direct_scores(const kvs__kern *k, const head *h, size_t rows, size_t
 static void direct_values(const kvs__kern *k, const head *h, size_t rows, size_t from, size_t n)
 {
     kvs__planes run = at_token(h, h->v, from);
+    if (h->shape.bits > 0) {
+        code_values(k, h, rows, from, n);
+        return;
+    }
     k->pv_direct(acc, DIM, s, KVS__CHUNK, rows, &h->shape, &run, n);
 }
 

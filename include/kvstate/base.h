@@ -77,7 +77,7 @@ typedef enum kvs_log_level {
 /* CPU kernel tiers; the plain C reference is always there and cannot be removed. */
 enum {
     KVS_TIER_AVX2 = 1u << 0,   /* AVX2 + FMA + F16C */
-    KVS_TIER_AVX512 = 1u << 1, /* AVX-512 F+BW+DQ+VL, needs KVS_TIER_AVX2 */
+    KVS_TIER_AVX512 = 1u << 1, /* AVX-512 F+BW+DQ+VL+VNNI, needs KVS_TIER_AVX2 */
     KVS_TIER_NEON = 1u << 2,   /* Armv8-A Advanced SIMD with FP16 conversion */
     KVS_TIER_ALL = 0x7fffffffu
 };

@@ -73,7 +73,8 @@ KVS_API kvs_status kvs_codec_encode(const kvs_ctx *ctx, const kvs_codec *codec, 
 KVS_API kvs_status kvs_codec_decode(const kvs_ctx *ctx, const kvs_codec *codec, uint32_t dim,
                                     size_t n, const void *words, const void *scales,
                                     const void *biases, void *dst, kvs_err *err);
-/* Decodes to the f32 value that attention reads: fma(code, scale, bias), one rounding. */
+/* Decodes to f32: fma(code, scale, bias), one rounding. Attention reads this value of latent layers and of
+ * dense codecs; of other affine layers it multiplies the codes themselves (docs/numerics.md). */
 KVS_API kvs_status kvs_codec_decode_f32(const kvs_ctx *ctx, const kvs_codec *codec, uint32_t dim,
                                         size_t n, const void *words, const void *scales,
                                         const void *biases, float *dst, kvs_err *err);

@@ -54,7 +54,8 @@ uint32_t kvs__cpu_detect(void)
     }
     bool zmm = (xcr0 & 0xe6u) == 0xe6u;
     unsigned need = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F, DQ, BW, VL */
-    if (tiers && zmm && (b & need) == need) {
+    bool vnni = (c >> 11) & 1u;
+    if (tiers && zmm && vnni && (b & need) == need) {
         tiers |= KVS_TIER_AVX512;
     }
     return tiers;

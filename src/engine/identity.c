@@ -7,7 +7,7 @@
 
 #include "base/sha256.h"
 
-#define NUMERICS "kvstate-numerics-1"
+#define NUMERICS "kvstate-numerics-2" /* raised whenever bits change: docs/numerics.md */
 
 static void add_layer(kvs__sha256 *sum, const kvs_layer_spec *s)
 {

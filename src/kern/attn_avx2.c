@@ -29,10 +29,9 @@
     BLOCK(6, 1)                                                                                    \
     BLOCK(6, 2)
 
-#define TIGHT(n_acc) ((n_acc) > 6)
-#define DIRECT_ROWS  4
-#define T_MAX        2
-#define C_MAX        8
+#define DIRECT_ROWS 4
+#define T_MAX       2
+#define C_MAX       8
 #define DIRECT_SHAPES(X)                                                                           \
     X(1, 2, 8)                                                                                     \
     X(2, 2, 4)                                                                                     \
@@ -49,6 +48,47 @@ INLINE float f32_from_f16_1(uint16_t h)
 INLINE vf vf_from_u32(vi x)
 {
     return _mm256_cvtepi32_ps(x);
+}
+
+INLINE vf vf_from_i32(vi x)
+{
+    return _mm256_cvtepi32_ps(x);
+}
+
+INLINE vf vf_evens(vf a, vf b)
+{
+    __m256d x = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0x88));
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(x, 0xd8));
+}
+
+INLINE vf vf_odds(vf a, vf b)
+{
+    __m256d x = _mm256_castps_pd(_mm256_shuffle_ps(a, b, 0xdd));
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(x, 0xd8));
+}
+
+INLINE vi vi_round(vf x)
+{
+    return _mm256_cvtps_epi32(x);
+}
+
+INLINE vi vi_max(vi a, vi b)
+{
+    return _mm256_max_epu32(a, b);
+}
+
+INLINE vi vi_dot(vi acc, vi a, vi b)
+{
+    acc = _mm256_add_epi32(acc, _mm256_madd_epi16(a, b));
+    __asm__("" : "+x"(acc)); /* sums of products first would take all registers */
+    return acc;
+}
+
+/* Eight lanes that fit 16 bits. */
+INLINE void vi_st16(int16_t *p, vi x)
+{
+    __m128i y = _mm_packs_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+    _mm_storeu_si128((void *)p, y);
 }
 
 INLINE vf vf_from_bits(vi x)
@@ -162,11 +202,55 @@ INLINE vi v_codes(const uint8_t *block, uint32_t bits, size_t c)
 /* after attn_simd.h */
 #include "kern/attn_direct.h"
 
+#define V_UNITS
+/* Bytes of two rows side by side, each 16 bits: (a[i], b[i]). */
+INLINE vi both(__m128i pairs)
+{
+    return _mm256_cvtepu8_epi16(pairs);
+}
+
+INLINE void v_unit8(vi y[2], const uint8_t *a, const uint8_t *b)
+{
+    __m128i x = _mm_loadu_si128((const void *)a);
+    __m128i z = _mm_loadu_si128((const void *)b);
+    y[0] = both(_mm_unpacklo_epi8(x, z));
+    y[1] = both(_mm_unpackhi_epi8(x, z));
+}
+
+/* Even elements, then odd ones. */
+INLINE void v_unit4(vi y[2], const uint8_t *a, const uint8_t *b)
+{
+    __m128i x = _mm_loadl_epi64((const void *)a);
+    __m128i z = _mm_loadl_epi64((const void *)b);
+    vi v = both(_mm_unpacklo_epi8(x, z));
+    y[0] = vi_and(v, vi_set(0x000f000fu));
+    y[1] = vi_and(vi_srl(v, 4), vi_set(0x000f000fu));
+}
+
+INLINE void in_order4(vi y[2])
+{
+    vi lo = _mm256_unpacklo_epi32(y[0], y[1]);
+    vi hi = _mm256_unpackhi_epi32(y[0], y[1]);
+    y[0] = _mm256_permute2x128_si256(lo, hi, 0x20);
+    y[1] = _mm256_permute2x128_si256(lo, hi, 0x31);
+}
+
+#define PAIR_ROWS   4
+#define PAIR_DIRECT 8
+#define U_MAX       4
+#define PAIR_SHAPES(X)                                                                             \
+    X(1, 2, 4)                                                                                     \
+    X(2, 2, 2)                                                                                     \
+    X(3, 1, 1)                                                                                     \
+    X(4, 1, 1)
+#include "kern/attn_pairs.h"
+
 #define REC_COLS 1
 #include "kern/rec_simd.h"
 
 void kvs__kern_init_attn_avx2(kvs__kern *k)
 {
     attn_init(k);
+    pairs_init(k);
     rec_init(k);
 }

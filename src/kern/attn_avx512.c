@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* attn_avx512.c: the attention kernels with 16 lanes (AVX-512 F, BW, DQ, VL). The register blocks
+/* attn_avx512.c: the attention kernels with 16 lanes (AVX-512 F, BW, DQ, VL, VNNI). The register blocks
  * leave room for the vectors of b and one broadcast among 32 registers. */
 #include <immintrin.h>
 #include <string.h>
@@ -36,18 +36,15 @@
     BLOCK(8, 1)                                                                                    \
     BLOCK(8, 2)
 
-#define TIGHT(n_acc) 0
-#define DIRECT_ROWS  8
-#define T_MAX        4
-#define C_MAX        4
-/* Dense tiles take no registers for decoding: 4 x 2 leaves the broadcasts fewer vectors to wait for
- * and is 15 % faster than 4 x 4; codes need 12 and more chains beside the decoding (5 to 7 %). */
-#define TILES(bits, R, T) ((bits) == 0 && (R) == 4 ? 2 : (T))
+#define DIRECT_ROWS 8
+#define T_MAX       4
+#define C_MAX       4
+/* 4 x 2 leaves the broadcasts fewer vectors to wait for and is 15 % faster than 4 x 4. */
 #define DIRECT_SHAPES(X)                                                                           \
     X(1, 4, 4)                                                                                     \
     X(2, 4, 4)                                                                                     \
     X(3, 4, 4)                                                                                     \
-    X(4, 4, 4)                                                                                     \
+    X(4, 2, 4)                                                                                     \
     X(5, 2, 2)                                                                                     \
     X(6, 2, 2)                                                                                     \
     X(7, 2, 2)                                                                                     \
@@ -63,6 +60,44 @@ INLINE float f32_from_f16_1(uint16_t h)
 INLINE vf vf_from_u32(vi x)
 {
     return _mm512_cvtepi32_ps(x);
+}
+
+INLINE vf vf_from_i32(vi x)
+{
+    return _mm512_cvtepi32_ps(x);
+}
+
+INLINE vf vf_evens(vf a, vf b)
+{
+    const vi at = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    return _mm512_permutex2var_ps(a, at, b);
+}
+
+INLINE vf vf_odds(vf a, vf b)
+{
+    const vi at = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+    return _mm512_permutex2var_ps(a, at, b);
+}
+
+INLINE vi vi_round(vf x)
+{
+    return _mm512_cvtps_epi32(x);
+}
+
+INLINE vi vi_max(vi a, vi b)
+{
+    return _mm512_max_epu32(a, b);
+}
+
+INLINE vi vi_dot(vi acc, vi a, vi b)
+{
+    return _mm512_dpwssd_epi32(acc, a, b);
+}
+
+/* Sixteen lanes that fit 16 bits. */
+INLINE void vi_st16(int16_t *p, vi x)
+{
+    _mm256_storeu_si256((void *)p, _mm512_cvtepi32_epi16(x));
 }
 
 INLINE vf vf_from_bits(vi x)
@@ -212,11 +247,58 @@ INLINE vf v_values(const v_decoder *v, const uint8_t *block, uint32_t bits, size
 /* after attn_simd.h */
 #include "kern/attn_direct.h"
 
+#define V_UNITS
+/* Bytes of two rows side by side, each 16 bits: (a[i], b[i]), i < 16. */
+INLINE vi both(const uint8_t *a, const uint8_t *b)
+{
+    __m128i x = _mm_loadu_si128((const void *)a);
+    __m128i z = _mm_loadu_si128((const void *)b);
+    __m256i pairs = _mm256_castsi128_si256(_mm_unpacklo_epi8(x, z));
+    return _mm512_cvtepu8_epi16(_mm256_inserti128_si256(pairs, _mm_unpackhi_epi8(x, z), 1));
+}
+
+INLINE void v_unit8(vi y[2], const uint8_t *a, const uint8_t *b)
+{
+    y[0] = both(a, b);
+    y[1] = both(a + 16, b + 16);
+}
+
+/* Even elements, then odd ones. */
+INLINE void v_unit4(vi y[2], const uint8_t *a, const uint8_t *b)
+{
+    vi v = both(a, b);
+    y[0] = vi_and(v, vi_set(0x000f000fu));
+    y[1] = vi_and(vi_srl(v, 4), vi_set(0x000f000fu));
+}
+
+INLINE void in_order4(vi y[2])
+{
+    const vi low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    vi even = y[0];
+    y[0] = _mm512_permutex2var_epi32(even, low, y[1]);
+    y[1] = _mm512_permutex2var_epi32(even, vi_add(low, vi_set(8)), y[1]);
+}
+
+#define PAIR_ROWS   8
+#define PAIR_DIRECT 8
+#define U_MAX       2
+#define PAIR_SHAPES(X)                                                                             \
+    X(1, 4, 2)                                                                                     \
+    X(2, 4, 2)                                                                                     \
+    X(3, 4, 2)                                                                                     \
+    X(4, 4, 2)                                                                                     \
+    X(5, 2, 1)                                                                                     \
+    X(6, 2, 1)                                                                                     \
+    X(7, 2, 1)                                                                                     \
+    X(8, 2, 1)
+#include "kern/attn_pairs.h"
+
 #define REC_COLS 1
 #include "kern/rec_simd.h"
 
 void kvs__kern_init_attn_avx512(kvs__kern *k)
 {
     attn_init(k);
+    pairs_init(k);
     rec_init(k);
 }

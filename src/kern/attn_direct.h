@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* attn_direct.h: qk_direct and pv_direct, which decode in registers; the second part of the body of
+/* attn_direct.h: qk_direct and pv_direct, which widen in registers; the second part of the body of
  * the attn_*.c files (see attn_simd.h), included after it. A tier defines
  *   DIRECT_ROWS, the most rows of a register block, and DIRECT_SHAPES: X(rows, tiles, vectors),
  *   how many tiles qk_direct and how many vectors of a V row pv_direct take at once;
@@ -131,59 +131,7 @@ static __attribute__((noinline)) void tile_params(float *line, const kvs__planes
     }
 }
 
-INLINE void affine_tiles(vf x[], const direct *job, const kvs__planes *const tile[], uint32_t bits,
-                         const size_t R, const size_t T)
-{
-    const kvs__shape *shape = job->shape;
-    const size_t period = code_period(bits);
-    const uint32_t *words[T_MAX];
-    size_t far[T_MAX];
-    EACH (t, T) {
-        words[t] = tile[t]->data;
-        far[t] = far_of(tile[t], bits);
-    }
-    const float *w[DIRECT_ROWS];
-    weight_rows(w, job, R);
-    size_t at = 0;
-    for (size_t g = 0; g < shape->dim / shape->group; g++) {
-        float line[T_MAX * 2 * KVS__TILE];
-        EACH (t, T) {
-            tile_params(line + t * 2 * KVS__TILE, tile[t], shape->dtype, g);
-        }
-        for (size_t d = 0; d < shape->group; d += period) {
-            EACH (t, T) {
-                EACH (i, period * bits / 32) {
-                    ask(words[t] + at + i * KVS__TILE, far[t]);
-                }
-            }
-            EACH (i, period) {
-                vf a[DIRECT_ROWS];
-                vf y[T_MAX * TILE_VECS];
-                const float *scale = line;
-                if (TIGHT(R * T * TILE_VECS)) {
-                    FORGET(scale);
-                }
-                products_begin(a, w, i, R, T * TILE_VECS);
-                EACH (c, T * TILE_VECS) {
-                    size_t t = c / TILE_VECS;
-                    size_t lane = c % TILE_VECS * VW;
-                    const float *at_lane = scale + t * 2 * KVS__TILE + lane;
-                    vf code = vf_from_u32(k_codes(words[t] + at + lane, bits, i));
-                    y[c] = vf_fma(code, vf_ld(at_lane), vf_ld(at_lane + KVS__TILE));
-                    products_column(x, a, y, c, R, T * TILE_VECS);
-                }
-                products_end(x, y, w, i, R, T * TILE_VECS);
-            }
-            at += period * bits / 32 * KVS__TILE;
-            EACH (r, R) {
-                w[r] += period;
-            }
-        }
-    }
-}
-
-INLINE void direct_tiles(const direct *job, uint32_t bits, kvs_dtype dtype, const size_t R,
-                         const size_t T)
+INLINE void direct_tiles(const direct *job, kvs_dtype dtype, const size_t R, const size_t T)
 {
     for (size_t t0 = 0; t0 < job->n; t0 += T) {
         const kvs__planes *tile[T_MAX];
@@ -194,11 +142,7 @@ INLINE void direct_tiles(const direct *job, uint32_t bits, kvs_dtype dtype, cons
         EACH (i, R * T * TILE_VECS) {
             x[i] = vf_set(0.0f);
         }
-        if (bits == 0) {
-            dense_tiles(x, job, tile, dtype, R, T);
-        } else {
-            affine_tiles(x, job, tile, bits, R, T);
-        }
+        dense_tiles(x, job, tile, dtype, R, T);
         EACH (i, R * T * TILE_VECS) {
             size_t r = i / (T * TILE_VECS);
             size_t c = i % (T * TILE_VECS);
@@ -258,72 +202,7 @@ INLINE void dense_rows(const direct *job, size_t d, kvs_dtype dtype, const size_
     store_acc(x, job, d, R, C);
 }
 
-/* Vectors c0 .. c0 + C - 1 of the blocks of 32 codes at element d; scale and bias: of the group
- * and token 0. */
-INLINE void affine_rows(const direct *job, size_t d, const float *scale, const float *bias,
-                        uint32_t bits, const size_t R, const size_t C, const size_t c0)
-{
-    size_t stride = job->shape->dim / job->shape->group;
-    size_t row_bytes = (size_t)job->shape->dim * bits / 8;
-    const size_t far = far_of(job->planes, bits);
-    const uint8_t *words = (const uint8_t *)job->planes->data + d * bits / 8;
-    const float *w[DIRECT_ROWS];
-    weight_rows(w, job, R);
-    vf x[DIRECT_ROWS * C_MAX];
-    load_acc(x, job, d + c0 * VW, R, C);
-    for (size_t j = 0; j < job->n; j++, words += row_bytes) {
-        vf a[DIRECT_ROWS];
-        vf y[C_MAX];
-        products_begin(a, w, j, R, C);
-        v_decoder v = v_decoder_of(bits, scale[j * stride], bias[j * stride]);
-        ask_strip(words + c0 * VW * bits / 8, (d + c0 * VW) * bits / 8, C * VW * bits / 8, far);
-        EACH (c, C) {
-            const uint8_t *block = words + (c0 + c) / BLOCK_VECS * bits * 4;
-            y[c] = v_values(&v, block, bits, (c0 + c) % BLOCK_VECS);
-            products_column(x, a, y, c, R, C);
-        }
-        products_end(x, y, w, j, R, C);
-    }
-    store_acc(x, job, d + c0 * VW, R, C);
-}
-
-/* Up to V_RUN tokens. C vectors at once, or 32 elements where groups are shorter than that. */
-INLINE void affine_run(const direct *job, const float *scale, const float *bias, uint32_t bits,
-                       const size_t R, const size_t C)
-{
-    const size_t least = C < BLOCK_VECS ? C : BLOCK_VECS;
-    size_t group = job->shape->group;
-    if (C > BLOCK_VECS && group >= C * VW) {
-        for (size_t d = 0; d < job->shape->dim; d += C * VW) {
-            affine_rows(job, d, scale + d / group, bias + d / group, bits, R, C, 0);
-        }
-        return;
-    }
-    for (size_t d = 0; d < job->shape->dim; d += 32) {
-        UNROLL for (size_t c0 = 0; c0 < BLOCK_VECS; c0 += least)
-        {
-            affine_rows(job, d, scale + d / group, bias + d / group, bits, R, least, c0);
-        }
-    }
-}
-
-INLINE void direct_affine(const direct *job, uint32_t bits, const size_t R, const size_t C)
-{
-    v_params v;
-    for (size_t j = 0; j < job->n; j += V_RUN) {
-        size_t n = job->n - j < V_RUN ? job->n - j : V_RUN;
-        v_widen(&v, job->shape, job->planes, j, n);
-        kvs__planes rows = *job->planes;
-        rows.data = (const uint8_t *)rows.data + j * job->shape->dim * bits / 8;
-        direct run = *job;
-        run.planes = &rows;
-        run.w += j;
-        run.n = n;
-        affine_run(&run, v.scale, v.bias, bits, R, C);
-    }
-}
-
-INLINE void direct_dense(const direct *job, kvs_dtype dtype, const size_t R, const size_t C)
+INLINE void direct_rows(const direct *job, kvs_dtype dtype, const size_t R, const size_t C)
 {
     size_t dim = job->shape->dim;
     size_t d = 0;
@@ -344,53 +223,32 @@ INLINE void direct_dense(const direct *job, kvs_dtype dtype, const size_t R, con
     }
 }
 
-INLINE void direct_rows(const direct *job, uint32_t bits, kvs_dtype dtype, const size_t R,
-                        const size_t C)
-{
-    if (bits == 0) {
-        direct_dense(job, dtype, R, C);
-    } else {
-        direct_affine(job, bits, R, C);
-    }
-}
+/* -- instances: by type and rows. */
 
-/* -- instances: by codec and rows. */
+#define TYPES_OF(X, R, T, C)                                                                       \
+    X(f32, KVS_F32, R, T, C)                                                                       \
+    X(f16, KVS_F16, R, T, C)                                                                       \
+    X(bf16, KVS_BF16, R, T, C)
 
-#ifndef TILES /* of a codec's scores, where a tier has its reasons */
-#define TILES(bits, R, T) (T)
-#endif
-
-#define CODECS_OF(X, R, T, C)                                                                      \
-    X(f32, 0, KVS_F32, R, T, C)                                                                    \
-    X(f16, 0, KVS_F16, R, T, C)                                                                    \
-    X(bf16, 0, KVS_BF16, R, T, C)                                                                  \
-    X(affine2, 2, KVS_F32, R, T, C)                                                                \
-    X(affine3, 3, KVS_F32, R, T, C)                                                                \
-    X(affine4, 4, KVS_F32, R, T, C)                                                                \
-    X(affine5, 5, KVS_F32, R, T, C)                                                                \
-    X(affine6, 6, KVS_F32, R, T, C)                                                                \
-    X(affine8, 8, KVS_F32, R, T, C)
-
-#define INSTANCE(name, bits, dtype, R, T, C)                                                       \
+#define INSTANCE(name, dtype, R, T, C)                                                             \
     static void qk_##name##_##R(const direct *job)                                                 \
     {                                                                                              \
-        direct_tiles(job, bits, dtype, R, TILES(bits, R, T));                                      \
+        direct_tiles(job, dtype, R, T);                                                            \
     }                                                                                              \
     static void pv_##name##_##R(const direct *job)                                                 \
     {                                                                                              \
-        direct_rows(job, bits, dtype, R, C);                                                       \
+        direct_rows(job, dtype, R, C);                                                             \
     }
-#define INSTANCES(R, T, C) CODECS_OF(INSTANCE, R, T, C)
+#define INSTANCES(R, T, C) TYPES_OF(INSTANCE, R, T, C)
 DIRECT_SHAPES(INSTANCES)
 
-/* [bits, or 9 + dtype where dense][rows] */
-#define CODEC_INDEX(bits, dtype)             ((bits) == 0 ? 9 + (dtype) : (bits))
-#define QK_ENTRY(name, bits, dtype, R, T, C) [CODEC_INDEX(bits, dtype)][R] = qk_##name##_##R,
-#define PV_ENTRY(name, bits, dtype, R, T, C) [CODEC_INDEX(bits, dtype)][R] = pv_##name##_##R,
-#define QK_ENTRIES(R, T, C)                  CODECS_OF(QK_ENTRY, R, T, C)
-#define PV_ENTRIES(R, T, C)                  CODECS_OF(PV_ENTRY, R, T, C)
-static const direct_fn qk_of[12][DIRECT_ROWS + 1] = {DIRECT_SHAPES(QK_ENTRIES)};
-static const direct_fn pv_of[12][DIRECT_ROWS + 1] = {DIRECT_SHAPES(PV_ENTRIES)};
+/* [dtype][rows] */
+#define QK_ENTRY(name, dtype, R, T, C) [dtype][R] = qk_##name##_##R,
+#define PV_ENTRY(name, dtype, R, T, C) [dtype][R] = pv_##name##_##R,
+#define QK_ENTRIES(R, T, C)            TYPES_OF(QK_ENTRY, R, T, C)
+#define PV_ENTRIES(R, T, C)            TYPES_OF(PV_ENTRY, R, T, C)
+static const direct_fn qk_of[3][DIRECT_ROWS + 1] = {DIRECT_SHAPES(QK_ENTRIES)};
+static const direct_fn pv_of[3][DIRECT_ROWS + 1] = {DIRECT_SHAPES(PV_ENTRIES)};
 
 /* Rows are cut evenly into blocks of DIRECT_ROWS at most. */
 static void direct_all(direct job, size_t rows, const direct_fn fn[DIRECT_ROWS + 1])
@@ -409,14 +267,14 @@ static void qk_direct(float *s, size_t lds, const float *q, size_t ldq, size_t r
                       const kvs__shape *shape, const kvs__planes *tiles, size_t n_tiles)
 {
     direct job = {s, lds, q, ldq, shape, tiles, n_tiles};
-    direct_all(job, rows, qk_of[CODEC_INDEX(shape->bits, shape->dtype)]);
+    direct_all(job, rows, qk_of[shape->dtype]);
 }
 
 static void pv_direct(float *acc, size_t lda, const float *p, size_t ldp, size_t rows,
                       const kvs__shape *shape, const kvs__planes *v, size_t n)
 {
     direct job = {acc, lda, p, ldp, shape, v, n};
-    direct_all(job, rows, pv_of[CODEC_INDEX(shape->bits, shape->dtype)]);
+    direct_all(job, rows, pv_of[shape->dtype]);
 }
 
 static void attn_init(kvs__kern *k)

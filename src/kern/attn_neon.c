@@ -33,10 +33,9 @@
     BLOCK(6, 2)                                                                                    \
     BLOCK(6, 4)
 
-#define TIGHT(n_acc) ((n_acc) > 12)
-#define DIRECT_ROWS  4
-#define T_MAX        2
-#define C_MAX        8
+#define DIRECT_ROWS 4
+#define T_MAX       2
+#define C_MAX       8
 #define DIRECT_SHAPES(X)                                                                           \
     X(1, 2, 8)                                                                                     \
     X(2, 1, 8)                                                                                     \
@@ -53,6 +52,46 @@ INLINE float f32_from_f16_1(uint16_t h)
 INLINE vf vf_from_u32(vi x)
 {
     return vcvtq_f32_u32(x);
+}
+
+INLINE vf vf_from_i32(vi x)
+{
+    return vcvtq_f32_s32(vreinterpretq_s32_u32(x));
+}
+
+INLINE vf vf_evens(vf a, vf b)
+{
+    return vuzp1q_f32(a, b);
+}
+
+INLINE vf vf_odds(vf a, vf b)
+{
+    return vuzp2q_f32(a, b);
+}
+
+INLINE vi vi_round(vf x)
+{
+    return vreinterpretq_u32_s32(vcvtnq_s32_f32(x));
+}
+
+INLINE vi vi_max(vi a, vi b)
+{
+    return vmaxq_u32(a, b);
+}
+
+INLINE vi vi_dot(vi acc, vi a, vi b)
+{
+    int16x8_t x = vreinterpretq_s16_u32(a);
+    int16x8_t y = vreinterpretq_s16_u32(b);
+    int32x4_t lo = vmull_s16(vget_low_s16(x), vget_low_s16(y));
+    int32x4_t sums = vpaddq_s32(lo, vmull_high_s16(x, y));
+    return vaddq_u32(acc, vreinterpretq_u32_s32(sums));
+}
+
+/* Four lanes that fit 16 bits. */
+INLINE void vi_st16(int16_t *p, vi x)
+{
+    vst1_s16(p, vmovn_s32(vreinterpretq_s32_u32(x)));
 }
 
 INLINE vf vf_from_bits(vi x)
@@ -151,11 +190,51 @@ INLINE vi v_codes(const uint8_t *block, uint32_t bits, size_t c)
 /* after attn_simd.h */
 #include "kern/attn_direct.h"
 
+#define V_UNITS
+INLINE void v_unit8(vi y[2], const uint8_t *a, const uint8_t *b)
+{
+    uint8x8_t x = vld1_u8(a);
+    uint8x8_t z = vld1_u8(b);
+    y[0] = vreinterpretq_u32_u16(vmovl_u8(vzip1_u8(x, z)));
+    y[1] = vreinterpretq_u32_u16(vmovl_u8(vzip2_u8(x, z)));
+}
+
+/* Even elements, then odd ones. */
+INLINE void v_unit4(vi y[2], const uint8_t *a, const uint8_t *b)
+{
+    uint32_t x = 0;
+    uint32_t z = 0;
+    memcpy(&x, a, sizeof x);
+    memcpy(&z, b, sizeof z);
+    uint8x8_t pairs = vzip1_u8(vcreate_u8(x), vcreate_u8(z));
+    vi v = vreinterpretq_u32_u16(vmovl_u8(pairs));
+    y[0] = vi_and(v, vi_set(0x000f000fu));
+    y[1] = vi_and(vi_srl(v, 4), vi_set(0x000f000fu));
+}
+
+INLINE void in_order4(vi y[2])
+{
+    vi even = y[0];
+    y[0] = vzip1q_u32(even, y[1]);
+    y[1] = vzip2q_u32(even, y[1]);
+}
+
+#define PAIR_ROWS   4
+#define PAIR_DIRECT 8
+#define U_MAX       4
+#define PAIR_SHAPES(X)                                                                             \
+    X(1, 2, 4)                                                                                     \
+    X(2, 1, 4)                                                                                     \
+    X(3, 1, 2)                                                                                     \
+    X(4, 1, 2)
+#include "kern/attn_pairs.h"
+
 #define REC_COLS 2
 #include "kern/rec_simd.h"
 
 void kvs__kern_init_attn_neon(kvs__kern *k)
 {
     attn_init(k);
+    pairs_init(k);
     rec_init(k);
 }

@@ -16,6 +16,9 @@
 /* Tokens of a softmax chunk on the grid of absolute positions; the unit that threads share out. */
 #define KVS__CHUNK       256u
 #define KVS__CHUNK_TILES (KVS__CHUNK / KVS__TILE)
+/* Tiles of K and rows of V whose codes many queries read as pairs (pairs.h), out of scratch. */
+#define KVS__PAIR_TILES 2u
+#define KVS__PAIR_ROWS  32u
 
 /* How one token's K or V of one head is stored. */
 typedef struct kvs__shape {

@@ -270,6 +270,7 @@ static void merge(float *acc, float *m, float *l, const float *acc2, float m2, f
     *m = top;
 }
 
+#include "kern/codes_ref.h"
 #include "kern/rec_ref.h"
 
 void kvs__kern_init_ref(kvs__kern *k)

@@ -200,7 +200,10 @@ static void split_item(void *arg, size_t item, uint32_t thread)
     uint32_t first = (uint32_t)(item % groups) * GROUP;
     uint32_t end = first + GROUP < j->wave_n ? first + GROUP : j->wave_n;
     kvs__chunk_list l = kvs__list_chunks(j, 0, j->head_rows);
-    load_queries(j, &w, head, 0, j->head_rows);
+    if (*w.head != (int64_t)head) {
+        load_queries(j, &w, head, 0, j->head_rows);
+        *w.head = (int64_t)head;
+    }
     for (uint32_t at = first; at < end; at++) {
         split_chunk(j, &w, &l, head, at);
     }
@@ -242,6 +245,11 @@ static void run_split(kvs__job *j, const kvs__chunk_list *l)
     size_t chunk_bytes = row_floats(&j->s->fmt) * sizeof(float) * j->head_rows * heads;
     int64_t most = (int64_t)(part / chunk_bytes);
     kvs__pool *pool = kvs__ctx_pool(j->ctx);
+    for (uint32_t i = 0; i < kvs__ctx_threads(j->ctx); i++) {
+        kvs__work w;
+        (void)kvs__work_carve(&j->s->fmt, j->scratch + i * j->thread_bytes, &w);
+        *w.head = -1;
+    }
     for (int64_t i = 0; i < l->n; i += most) {
         j->wave_first = (uint32_t)i;
         j->wave_n = (uint32_t)min64(most, l->n - i);

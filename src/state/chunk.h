@@ -39,19 +39,29 @@ typedef struct kvs__work {
     float *s;   /* [KVS__ROWS][KVS__CHUNK] scores, then numerators */
     float *acc; /* [KVS__ROWS][v_dim] of a chunk */
     float *tot; /* [KVS__ROWS][v_dim] joined */
-    float *kt;  /* [tiles][k_dim][16] */
+    float *kt;  /* [tiles][k_dim][16]; this and tmp NULL where K is read in codes */
     float *tmp; /* [k_dim][16] */
-    float *vt;  /* rows of V decoded at a time */
+    float *vt;  /* rows of V decoded at a time; NULL where V is read in codes */
     float *m;   /* [KVS__ROWS] of a chunk */
     float *l;
     float *tm; /* [KVS__ROWS] joined */
     float *tl;
+    /* of affine codes that are read as such, else NULL (kern.inc) */
+    uint32_t *qp;    /* [KVS__ROWS][k_dim / 2] queries in 16 bits */
+    float *q_params; /* [KVS__ROWS][groups][2] */
+    uint32_t *pairs; /* the kernels' scratch */
+    void *raw;       /* a tile put together */
+    float *units;    /* [2][groups][KVS__CHUNK] scales and biases of V */
+    int16_t *pw;     /* [groups][KVS__ROWS][KVS__CHUNK] numerators in 16 bits */
+    float *p_params; /* [groups][KVS__ROWS][2] their step, and the sum with the biases */
+    int32_t *sums;   /* [KVS__ROWS][v_dim] */
     /* of centred keys, else NULL */
     float *qt;      /* [KVS__ROWS / 16][k_dim][16]: q with the rows innermost */
     float *cen;     /* [KVS__CENTERS][k_dim]: the centres of a batch of groups */
     float *qc;      /* [KVS__CENTERS][KVS__ROWS]: their products with the queries */
     float *ones;    /* [KVS_CENTER_GROUP] */
     int64_t *batch; /* which batch qc is of, -1: none yet */
+    int64_t *head;  /* whose queries q has, for who sets it */
     uint16_t *mask; /* [KVS__ROWS][16] */
     uint16_t *any;  /* [16] tokens that some row of the block sees, of a chunk */
     uint16_t *all;  /* [16] that every row sees */

@@ -13,7 +13,13 @@
  * over all elements of (error / the same form with sqrt(n), errors added in squares) must be below
  * 1 as well, which is far sharper. The library's reads are f32 whatever the storage. MLX's are f32
  * only for f32 storage; in halves its own roundings enter u, and a bound above the spread of the
- * values themselves is counted as empty. */
+ * values themselves is counted as empty.
+ *
+ * Of affine codes the library makes integers of q and of the weights (docs/numerics.md). With h half a
+ * step of a group's q, an element of which is off by h at most, e_j grows by |scale| sum_g h_g sum_d
+ * |k_jd|; with h_c half a step of a chunk's weights times scales, the output is off by sum_j h_c code_j
+ * more. The f32 roundings are of the parts that codes and biases have in a value: |code * scale| +
+ * |bias| takes the place of |k| and |v|. */
 #include "golden_common.h"
 
 #define U32 0x1p-24
@@ -49,8 +55,15 @@ typedef struct arithmetic {
     double u_sum; /* of the output's sums */
     double n_sum;
     double u_out;
-    double tiny; /* absolute error of one rounding that underflows */
+    double tiny;  /* absolute error of one rounding that underflows */
+    bool sixteen; /* codes are multiplied by integers of 16 bits */
 } arithmetic;
+
+/* K or V as attention sees it. */
+typedef struct operand {
+    double *x;    /* [heads][tokens][dim] */
+    double *unit; /* [heads][tokens][groups][2]: scales and biases of codes, else NULL */
+} operand;
 
 typedef struct verdict {
     uint64_t n;
@@ -116,11 +129,11 @@ static kvs_codec codec_of(const problem *p)
 }
 
 /* K or V as attention sees it: the library's one rounding (f32) or MLX's two (dtype). */
-static double *stored(kvs_ctx *ctx, const problem *p, const void *x, bool as_mlx)
+static operand stored(kvs_ctx *ctx, const problem *p, const void *x, bool as_mlx)
 {
     size_t rows = (size_t)p->kv_heads * p->tokens;
     size_t n = rows * p->dim;
-    double *out = (double *)golden_alloc(n * sizeof *out);
+    operand out = {(double *)golden_alloc(n * sizeof(double)), NULL};
     kvs_codec codec = codec_of(p);
     unsigned char *planes = (unsigned char *)golden_alloc(3 * n * 4);
     void *y = golden_alloc(n * 4);
@@ -134,22 +147,36 @@ static double *stored(kvs_ctx *ctx, const problem *p, const void *x, bool as_mlx
                            : kvs_codec_decode_f32(ctx, &codec, p->dim, rows, planes, s, b,
                                                   (float *)y, &err),
                     &err);
+        size_t groups = n / p->group;
+        out.unit = (double *)golden_alloc(2 * groups * sizeof(double));
+        for (size_t g = 0; g < groups; g++) {
+            out.unit[2 * g] = (double)golden_load(s, p->dtype, g);
+            out.unit[2 * g + 1] = (double)golden_load(b, p->dtype, g);
+        }
     } else {
         memcpy(y, x, n * golden_size(p->dtype));
     }
     for (size_t i = 0; i < n; i++) {
-        out[i] = (double)golden_load(y, p->bits == 0 || as_mlx ? p->dtype : KVS_F32, i);
+        out.x[i] = (double)golden_load(y, p->bits == 0 || as_mlx ? p->dtype : KVS_F32, i);
     }
     free(planes);
     free(y);
     return out;
 }
 
+static void free_operand(const operand *o)
+{
+    free(o->x);
+    free(o->unit);
+}
+
 /* One query of one head: exact weights, scores and sums of magnitudes, in f64. */
 typedef struct exact {
     double *w;     /* [tokens], 0 where hidden */
     double *s;     /* scores */
-    double *a;     /* |scale| sum |q k| */
+    double *a;     /* |scale| sum |q k|, of codes |q| (|k - bias| + |bias|) */
+    double *off;   /* what rounding q may do to a score */
+    double *off2;  /* in squares */
     double top;    /* greatest visible score */
     uint32_t last; /* newest visible token */
 } exact;
@@ -159,27 +186,57 @@ static bool visible(const problem *p, uint32_t last, uint32_t j)
     return j <= last && (p->window == 0 || j + p->window > last || j < p->keep);
 }
 
-static void weigh(const problem *p, const double *k, uint32_t h, uint32_t i, exact *x)
+/* Half a step of group g of query i of head h. */
+static double half_step(const problem *p, uint32_t h, uint32_t i, uint32_t g)
 {
-    const double *head = k + (size_t)(h / (p->q_heads / p->kv_heads)) * p->tokens * p->dim;
+    double top = 0;
+    for (uint32_t d = g * p->group; d < (g + 1) * p->group; d++) {
+        double q =
+            fabs((double)golden_load(p->q, p->dtype, ((size_t)h * p->queries + i) * p->dim + d));
+        top = q > top ? q : top;
+    }
+    return top * fabs((double)p->scale) / 65024 * (1 + 0x1p-20);
+}
+
+/* Score of token j, and what may be wrong with it. unit: of the token's codes, or NULL. */
+static void score(const problem *p, const double *k, const double *unit, uint32_t h, uint32_t i,
+                  uint32_t j, exact *x)
+{
+    double sum = 0;
+    double mag = 0;
+    x->off[j] = 0;
+    x->off2[j] = 0;
+    for (uint32_t d = 0; d < p->dim; d++) {
+        size_t at = ((size_t)h * p->queries + i) * p->dim + d;
+        double q = (double)golden_load(p->q, p->dtype, at);
+        double bias = unit ? unit[d / p->group * 2 + 1] : 0;
+        sum += q * k[d];
+        mag += fabs(q) * (fabs(k[d] - bias) + fabs(bias));
+    }
+    for (uint32_t g = 0; unit && g < p->dim / p->group; g++) {
+        double half = half_step(p, h, i, g);
+        for (uint32_t d = g * p->group; d < (g + 1) * p->group; d++) {
+            x->off[j] += half * fabs(k[d]);
+            x->off2[j] += half * half * k[d] * k[d];
+        }
+    }
+    x->s[j] = sum * (double)p->scale;
+    x->a[j] = mag * fabs((double)p->scale);
+}
+
+static void weigh(const problem *p, const operand *k, uint32_t h, uint32_t i, exact *x)
+{
+    const size_t head = (size_t)(h / (p->q_heads / p->kv_heads)) * p->tokens;
     x->last = p->tokens - p->queries + i;
     x->top = -INFINITY;
     for (uint32_t j = 0; j <= x->last; j++) {
         x->s[j] = -INFINITY;
-        if (!visible(p, x->last, j)) {
-            continue;
+        if (visible(p, x->last, j)) {
+            size_t row = head + j;
+            score(p, k->x + row * p->dim, k->unit ? k->unit + row * (p->dim / p->group) * 2 : NULL,
+                  h, i, j, x);
+            x->top = x->s[j] > x->top ? x->s[j] : x->top;
         }
-        double sum = 0;
-        double mag = 0;
-        for (uint32_t d = 0; d < p->dim; d++) {
-            size_t at = ((size_t)h * p->queries + i) * p->dim + d;
-            double t = (double)golden_load(p->q, p->dtype, at) * head[(size_t)j * p->dim + d];
-            sum += t;
-            mag += fabs(t);
-        }
-        x->s[j] = sum * (double)p->scale;
-        x->a[j] = mag * fabs((double)p->scale);
-        x->top = x->s[j] > x->top ? x->s[j] : x->top;
     }
     double total = p->sinks ? exp((double)p->sinks[h] - x->top) : 0;
     for (uint32_t j = 0; j <= x->last; j++) {
@@ -191,8 +248,20 @@ static void weigh(const problem *p, const double *k, uint32_t h, uint32_t i, exa
     }
 }
 
-/* Judges output element d; v: [tokens][dim] of the head. */
-static void judge(const problem *p, const exact *x, const double *v, uint32_t d,
+/* Half a step of the weights of codes of element d in j's chunk of 256 tokens. */
+static double half_weight(const problem *p, const exact *x, const double *unit, uint32_t d,
+                          uint32_t j)
+{
+    double top = 0;
+    for (uint32_t t = j / 256 * 256; t < j / 256 * 256 + 256 && t <= x->last; t++) {
+        double w = x->w[t] * fabs(unit[((size_t)t * p->dim + d) / p->group * 2]);
+        top = w > top ? w : top;
+    }
+    return top / 65024 * (1 + 0x1p-10); /* the scores may be off, too */
+}
+
+/* Judges output element d; v: [tokens][dim] of the head; unit: of its codes, or NULL. */
+static void judge(const problem *p, const exact *x, const double *v, const double *unit, uint32_t d,
                   const arithmetic *r, double got, verdict *out)
 {
     double o = 0;
@@ -201,12 +270,15 @@ static void judge(const problem *p, const exact *x, const double *v, uint32_t d,
     double spread = 0;
     for (uint32_t j = 0; j <= x->last; j++) {
         double y = v[(size_t)j * p->dim + d];
+        double bias = unit ? unit[((size_t)j * p->dim + d) / p->group * 2 + 1] : 0;
         o += x->w[j] * y;
-        mag += x->w[j] * fabs(y);
+        mag += x->w[j] * (fabs(y - bias) + fabs(bias));
         v_max = fabs(y) > v_max ? fabs(y) : v_max;
     }
     double bound = 0;
     double square = 0;
+    double half = 0;
+    uint32_t chunk = UINT32_MAX;
     for (uint32_t j = 0; j <= x->last; j++) {
         if (!visible(p, x->last, j)) {
             continue;
@@ -215,8 +287,16 @@ static void judge(const problem *p, const exact *x, const double *v, uint32_t d,
         double fixed = r->u_score_2 * x->a[j] + r->u_weight +
                        (r->exp_fixed + r->exp_slope * fabs(x->s[j] - x->top)) * U32 +
                        r->n_score * r->tiny;
-        double e = r->n_score * r->u_score * x->a[j] + fixed;
-        double e2 = r->n_score * pow(r->u_score * x->a[j], 2) + fixed * fixed;
+        double e = r->n_score * r->u_score * x->a[j] + fixed + x->off[j];
+        double e2 = r->n_score * pow(r->u_score * x->a[j], 2) + fixed * fixed + x->off2[j];
+        if (unit) {
+            const double *own = unit + ((size_t)j * p->dim + d) / p->group * 2;
+            half = j / 256 != chunk ? half_weight(p, x, unit, d, j) : half;
+            chunk = j / 256;
+            double code = own[0] != 0 ? fabs((v[(size_t)j * p->dim + d] - own[1]) / own[0]) : 0;
+            bound += half * code;
+            square += half * half * code * code;
+        }
         bound += x->w[j] * away * e;
         square += pow(x->w[j] * away, 2) * e2;
         spread += x->w[j] * away;
@@ -236,31 +316,41 @@ static void judge(const problem *p, const exact *x, const double *v, uint32_t d,
 }
 
 /* y: [queries][q_heads][dim] when by_query, else [q_heads][queries][dim]. */
-static void judge_all(const problem *p, const double *k, const double *v, const void *y,
+static void judge_all(const problem *p, const operand *k, const operand *v, const void *y,
                       kvs_dtype y_dtype, bool by_query, const arithmetic *r, verdict *out)
 {
     size_t n = p->tokens * sizeof(double);
     exact x = {.w = (double *)golden_alloc(n),
                .s = (double *)golden_alloc(n),
-               .a = (double *)golden_alloc(n)};
+               .a = (double *)golden_alloc(n),
+               .off = (double *)golden_alloc(n),
+               .off2 = (double *)golden_alloc(n)};
     for (uint32_t h = 0; h < p->q_heads; h++) {
-        const double *head = v + (size_t)(h / (p->q_heads / p->kv_heads)) * p->tokens * p->dim;
+        const size_t first = (size_t)(h / (p->q_heads / p->kv_heads)) * p->tokens;
+        const double *head = v->x + first * p->dim;
+        const double *unit =
+            r->sixteen && v->unit ? v->unit + first * (p->dim / p->group) * 2 : NULL;
+        const operand keys = {k->x, r->sixteen ? k->unit : NULL};
         for (uint32_t i = 0; i < p->queries; i++) {
-            weigh(p, k, h, i, &x);
+            weigh(p, &keys, h, i, &x);
             size_t row = by_query ? (size_t)i * p->q_heads + h : (size_t)h * p->queries + i;
             for (uint32_t d = 0; d < p->dim; d++) {
                 double got = (double)golden_load(y, y_dtype, row * p->dim + d);
-                judge(p, &x, head, d, r, got, out);
+                judge(p, &x, head, unit, d, r, got, out);
             }
         }
     }
     free(x.w);
     free(x.s);
     free(x.a);
+    free(x.off);
+    free(x.off2);
 }
 
 /* The library: f32 throughout, chunks of 256 tokens joined one after another, each join one more
- * exp and two roundings; sink logits join like a chunk. */
+ * exp and two roundings; sink logits join like a chunk. Of codes a score has for each group two steps,
+ * two conversions, two products and two sums; an output its step, weight, conversion and sum, and of the
+ * biases 16 sums in a lane and 4 of lanes. */
 static arithmetic ours(const problem *p)
 {
     double joins = (double)p->tokens / 256 + 2;
@@ -272,7 +362,12 @@ static arithmetic ours(const problem *p)
                     .exp_slope = 1,
                     .u_sum = U32,
                     .n_sum = (p->tokens < 256 ? p->tokens : 256) + 2 * joins,
-                    .u_out = 2 * U32};
+                    .u_out = 2 * U32,
+                    .sixteen = p->bits > 0};
+    if (r.sixteen) {
+        r.n_score = 8 + 2 * (double)p->dim / p->group;
+        r.n_sum = 26 + 2 * joins;
+    }
     return r;
 }
 
@@ -393,21 +488,21 @@ static uint64_t check(kvs_ctx *ctx, const problem *p, ledger *l)
     verdict own = {0};
     verdict theirs = {0};
     arithmetic r = ours(p);
-    double *k = stored(ctx, p, p->k, false);
-    double *v = stored(ctx, p, p->v, false);
+    operand k = stored(ctx, p, p->k, false);
+    operand v = stored(ctx, p, p->v, false);
     float *y = read_ours(ctx, p, l);
-    judge_all(p, k, v, y, KVS_F32, true, &r, &own);
+    judge_all(p, &k, &v, y, KVS_F32, true, &r, &own);
     report(p, "ours", &own, l);
     free(y);
-    free(k);
-    free(v);
+    free_operand(&k);
+    free_operand(&v);
     r = mlx(p);
     k = stored(ctx, p, p->k, true);
     v = stored(ctx, p, p->v, true);
-    judge_all(p, k, v, p->mlx, p->dtype, false, &r, &theirs);
+    judge_all(p, &k, &v, p->mlx, p->dtype, false, &r, &theirs);
     report(p, "mlx", &theirs, l);
-    free(k);
-    free(v);
+    free_operand(&k);
+    free_operand(&v);
     if (p->dtype == KVS_F32 && theirs.empty > 0) {
         gold_die("an empty bound on f32", p->name);
     }

@@ -9,6 +9,7 @@
 
 #include "base/half.h"
 #include "kern/math.h"
+#include "support/coded.h"
 
 static uint32_t dim_of(const model *m, int side)
 {
@@ -39,6 +40,7 @@ void model_init(model *m, kvs_ctx *ctx, const kvs_layer_spec *spec)
         m->raw[side] = xalloc(MODEL_MAX_TOKENS * row_floats(m, side));
     }
     m->rest = xalloc((MODEL_MAX_TOKENS + KVS_CENTER_GROUP) * row_floats(m, 0));
+    m->apart = xalloc((MODEL_MAX_TOKENS + KVS_CENTER_GROUP) * row_floats(m, 0));
     m->center = xalloc(MODEL_GROUPS * row_floats(m, 0));
     model_clear(m);
 }
@@ -50,6 +52,7 @@ void model_free(model *m)
         free(m->raw[side]);
     }
     free(m->rest);
+    free(m->apart);
     free(m->center);
 }
 
@@ -66,6 +69,8 @@ void model_copy(model *dst, const model *src)
     size_t n = row_floats(src, 0);
     dst->rest =
         memcpy(own.rest, src->rest, (MODEL_MAX_TOKENS + KVS_CENTER_GROUP) * n * sizeof(float));
+    dst->apart =
+        memcpy(own.apart, src->apart, (MODEL_MAX_TOKENS + KVS_CENTER_GROUP) * n * sizeof(float));
     dst->center = memcpy(own.center, src->center, MODEL_GROUPS * n * sizeof(float));
 }
 
@@ -177,6 +182,20 @@ static void encoded_value(const model *m, const kvs_codec *codec, uint32_t dim, 
     }
 }
 
+/* The codes of a row, as numbers, and scale and bias of each of its groups. */
+static void coded_value(const model *m, const kvs_codec *codec, uint32_t dim, const float *x,
+                        float *codes, float *units)
+{
+    uint32_t words[1024];
+    uint32_t scales[64];
+    uint32_t biases[64];
+    if (kvs_codec_encode(m->ctx, codec, dim, 1, x, KVS_F32, words, scales, biases, NULL) !=
+        KVS_OK) {
+        abort();
+    }
+    coded_unpack(codec, dim, words, scales, biases, codes, units);
+}
+
 bool model_centered(const model *m)
 {
     return m->spec.kind == KVS_LAYER_ATTENTION && m->spec.k.bits &&
@@ -231,6 +250,7 @@ static void put_key(const model *m, int64_t pos, uint32_t head, const float *row
         x[i] -= c[i];
     }
     encoded_value(m, k, m->spec.k_dim, x, rest_row(m, pos, head));
+    memcpy(m->apart + (rest_row(m, pos, head) - m->rest), x, m->spec.k_dim * sizeof *x);
 }
 
 static void put_keys(const model *m, int64_t begin, int64_t end, int64_t from, const float *rows)
@@ -378,9 +398,22 @@ typedef struct reading {
     const float *block[2];
     int64_t end;
     uint32_t head;
-    float *row[2][2]; /* [dense][side]: [end][dim] */
+    float *row[2][2]; /* [dense][side]: [end][dim]; codes where those are read as such */
     bool *have[2][2];
+    float *units[2]; /* [end][CODED_GROUPS][2]: of codes */
 } reading;
+
+static float *units_at(const reading *r, int side, int64_t pos)
+{
+    return r->units[side] + (size_t)pos * 2 * CODED_GROUPS;
+}
+
+/* Does a query read the codes of a side? */
+static bool coded(const model *m, bool dense, int side)
+{
+    const kvs_codec *c = side ? &m->spec.v : &m->spec.k;
+    return !dense && c->bits > 0 && m->spec.kind != KVS_LAYER_LATENT;
+}
 
 static bool reads_dense(const reading *r, uint32_t query)
 {
@@ -400,9 +433,6 @@ static const float *value_at(reading *r, bool dense, int side, int64_t pos)
     if (side == 1 && m->spec.kind == KVS_LAYER_LATENT) {
         return value_at(r, dense, 0, pos); /* its first v_dim elements */
     }
-    if (side == 0 && !dense && model_centered(m)) {
-        return rest_row(m, pos, r->head);
-    }
     float *out = r->row[dense][side] + (size_t)pos * dim;
     if (r->have[dense][side][pos]) {
         return out;
@@ -416,7 +446,17 @@ static const float *value_at(reading *r, bool dense, int side, int64_t pos)
     if (dense) {
         c = (kvs_codec){0, 0, 0, m->spec.dense_dtype};
     }
-    stored_value(m, &c, dim, src, out);
+    if (coded(m, dense, side)) {
+        float x[1024];
+        bool apart = side == 0 && model_centered(m);
+        memcpy(x, apart ? m->apart + (rest_row(m, pos, r->head) - m->rest) : src, dim * sizeof *x);
+        if (c.rotate && !apart) {
+            naive_hadamard(x, dim);
+        }
+        coded_value(m, &c, dim, x, out, units_at(r, side, pos));
+    } else {
+        stored_value(m, &c, dim, src, out);
+    }
     r->have[dense][side][pos] = true;
     return out;
 }
@@ -449,12 +489,21 @@ static float lane_sum(float *lane)
     return lane[0];
 }
 
+static float dot(const float *a, const float *b, uint32_t n)
+{
+    float sum = 0.0f;
+    for (uint32_t i = 0; i < n; i++) {
+        sum = fmaf(a[i], b[i], sum);
+    }
+    return sum;
+}
+
 /* The visible tokens of one chunk for one query of the head; false if there are none. */
 static bool one_chunk(reading *r, uint32_t query, const float *q, int64_t c0, total *out)
 {
     const model *m = r->m;
     bool dense = reads_dense(r, query);
-    float s[256];
+    float s[256] = {0};
     bool seen[256] = {false};
     bool any = false;
     out->m = -FLT_MAX;
@@ -465,16 +514,11 @@ static bool one_chunk(reading *r, uint32_t query, const float *q, int64_t c0, to
         any = true;
         seen[p - c0] = true;
         const float *row = value_at(r, dense, 0, p);
-        float sum = 0.0f;
-        for (uint32_t i = 0; i < m->spec.k_dim; i++) {
-            sum = fmaf(q[i], row[i], sum);
-        }
+        float sum = coded(m, dense, 0)
+                        ? coded_score(m->spec.k_dim, m->spec.k.group, q, row, units_at(r, 0, p))
+                        : dot(q, row, m->spec.k_dim);
         if (!dense && model_centered(m)) {
-            float product = 0.0f;
-            for (uint32_t i = 0; i < m->spec.k_dim; i++) {
-                product = fmaf(q[i], center_row(m, p, r->head)[i], product);
-            }
-            sum += product;
+            sum += dot(q, center_row(m, p, r->head), m->spec.k_dim);
         }
         sum = r->d->softcap > 0.0f ? kvs__softcap(sum, r->d->softcap) : sum;
         s[p - c0] = sum;
@@ -486,12 +530,21 @@ static bool one_chunk(reading *r, uint32_t query, const float *q, int64_t c0, to
         if (!seen[i]) {
             continue;
         }
-        float p = kvs__exp(s[i] - out->m);
-        lane[i % 16] += p;
-        const float *row = value_at(r, dense, 1, c0 + i);
-        for (uint32_t e = 0; e < m->spec.v_dim; e++) {
-            out->acc[e] = fmaf(p, row[e], out->acc[e]);
+        s[i] = kvs__exp(s[i] - out->m);
+        lane[i % 16] += s[i];
+        const float *row = coded(m, dense, 1) ? NULL : value_at(r, dense, 1, c0 + i);
+        for (uint32_t e = 0; row && e < m->spec.v_dim; e++) {
+            out->acc[e] = fmaf(s[i], row[e], out->acc[e]);
         }
+    }
+    if (coded(m, dense, 1)) {
+        const float *codes[256] = {NULL};
+        const float *units[256] = {NULL};
+        for (int i = 0; i < 256; i++) {
+            codes[i] = seen[i] ? value_at(r, false, 1, c0 + i) : NULL;
+            units[i] = seen[i] ? units_at(r, 1, c0 + i) : NULL;
+        }
+        coded_values(m->spec.v_dim, m->spec.v.group, s, codes, units, out->acc);
     }
     out->l = lane_sum(lane);
     return any;
@@ -563,6 +616,9 @@ void model_attend(const model *m, const kvs_attend *d, const float *q, const flo
         r.row[i / 2][i % 2] = xalloc((size_t)r.end * dim_of(m, i % 2));
         r.have[i / 2][i % 2] = (bool *)xalloc((size_t)r.end);
     }
+    for (int side = 0; side < 2; side++) {
+        r.units[side] = xalloc((size_t)r.end * 2 * CODED_GROUPS);
+    }
     for (r.head = 0; r.head < m->spec.n_kv_heads; r.head++) {
         for (int i = 0; i < 4; i++) {
             memset(r.have[i / 2][i % 2], 0, (size_t)r.end * sizeof(bool));
@@ -573,4 +629,6 @@ void model_attend(const model *m, const kvs_attend *d, const float *q, const flo
         free(r.row[i / 2][i % 2]);
         free(r.have[i / 2][i % 2]);
     }
+    free(r.units[0]);
+    free(r.units[1]);
 }

@@ -23,8 +23,10 @@ typedef struct model {
     float *in[2];   /* [MODEL_MAX_TOKENS][heads][dim] as appended: K, V */
     float *raw[2];  /* what main encodes: as appended, rounded to dense below dense_until */
     /* Centred keys: what main holds of K beside the centre, in the domain it is stored in, and the
-     * centres [MODEL_GROUPS][heads][k_dim]. Beyond len they are scratch of block reads. */
+     * centres [MODEL_GROUPS][heads][k_dim]; and what of K was encoded. Beyond len they are scratch of
+     * block reads. */
     float *rest;
+    float *apart;
     float *center;
 } model;
 

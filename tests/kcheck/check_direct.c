@@ -7,7 +7,6 @@
 
 enum { MAX_DIM = 576, MAX_TILES = 9, MAX_TOKENS = 70 };
 
-static const uint32_t all_bits[] = {0, 2, 3, 4, 5, 6, 8};
 static const kvs_dtype all_dtypes[] = {KVS_F32, KVS_F16, KVS_BF16};
 
 static kvs__shape shape_of(const kc_arg *a)
@@ -16,24 +15,15 @@ static kvs__shape shape_of(const kc_arg *a)
     return s;
 }
 
-/* Bytes of one vector's elements or codes, and of its scales. */
+/* Bytes of one vector's elements. */
 static size_t data_bytes(const kc_arg *a)
 {
-    return a->bits ? a->dim * a->bits / 8 : a->dim * kc_dtype_bytes(a->dtype);
-}
-
-static size_t scale_bytes(const kc_arg *a)
-{
-    return a->bits ? a->dim / a->group * kc_dtype_bytes(a->dtype) : 0;
+    return a->dim * kc_dtype_bytes(a->dtype);
 }
 
 static kvs__planes planes_at(void *const *p, const kc_arg *a, size_t token)
 {
     kvs__planes at = {(const uint8_t *)p[2] + token * data_bytes(a), NULL, NULL, 0, 0};
-    if (a->bits) {
-        at.scale = (const uint8_t *)p[3] + token * scale_bytes(a);
-        at.bias = (const uint8_t *)p[4] + token * scale_bytes(a);
-    }
     return at;
 }
 
@@ -82,20 +72,11 @@ static void call_pv_split(const kvs__kern *k, void *const *p, const kc_arg *a)
     k->pv(p[0], a->ld0, p[1], a->ld1, a->rows, scratch, a->dim, a->n, a->dim);
 }
 
-/* The stored planes of `tokens` vectors as buffers 2, 3, 4. */
+/* The stored elements of `tokens` vectors as buffer 2. */
 static void planes(kc *t, const kc_arg *a, size_t tokens)
 {
-    size_t elem = kc_dtype_bytes(a->dtype);
-    if (a->bits == 0) {
-        size_t n = tokens * a->dim;
-        kc_fill(&t->rng, a->data, a->dtype, kc_buffer(t, KC_INPUT, elem, n), n);
-        return;
-    }
-    size_t words = tokens * data_bytes(a) / 4;
-    size_t groups = tokens * a->dim / a->group;
-    kc_fill_bytes(&t->rng, kc_buffer(t, KC_INPUT, 4, words), words * 4);
-    kc_fill(&t->rng, a->data, a->dtype, kc_buffer(t, KC_INPUT, elem, groups), groups);
-    kc_fill(&t->rng, a->data, a->dtype, kc_buffer(t, KC_INPUT, elem, groups), groups);
+    size_t n = tokens * a->dim;
+    kc_fill(&t->rng, a->data, a->dtype, kc_buffer(t, KC_INPUT, kc_dtype_bytes(a->dtype), n), n);
 }
 
 static void qk_case(kc *t, kc_arg a)
@@ -130,20 +111,14 @@ static void pv_case(kc *t, kc_arg a)
     }
 }
 
-/* Every codec and number of rows; dims and data in turn, mostly tame. */
-static void each_codec(kc *t, void (*one)(kc *t, kc_arg a))
+/* Every type and number of rows; dims and data in turn, mostly tame. */
+static void each_type(kc *t, void (*one)(kc *t, kc_arg a))
 {
-    for (size_t i = 0; i < KVS_COUNT(all_bits) * KVS_COUNT(all_dtypes); i++) {
+    for (size_t i = 0; i < 4 * KVS_COUNT(all_dtypes); i++) {
         for (size_t rows = 1; rows <= 17; rows++) {
-            kc_arg a = {.rows = rows, .bits = all_bits[i / KVS_COUNT(all_dtypes)]};
-            a.dtype = all_dtypes[i % KVS_COUNT(all_dtypes)];
+            kc_arg a = {.rows = rows, .dtype = all_dtypes[i % KVS_COUNT(all_dtypes)]};
             a.data = (kc_data)kc_below(&t->rng, rows % 4 ? KC_N_TAME : KC_N_DATA);
-            if (a.bits) {
-                a.group = 32u << kc_below(&t->rng, 3);
-                a.dim = a.group * (1 + kc_below(&t->rng, 256 / a.group));
-            } else {
-                a.dim = 16 + 8 * (size_t)kc_below(&t->rng, 30);
-            }
+            a.dim = 16 + 8 * (size_t)kc_below(&t->rng, 30);
             one(t, a);
         }
     }
@@ -151,12 +126,12 @@ static void each_codec(kc *t, void (*one)(kc *t, kc_arg a))
 
 void kc_check_qk_direct(kc *t)
 {
-    each_codec(t, qk_case);
+    each_type(t, qk_case);
 }
 
 void kc_check_pv_direct(kc *t)
 {
-    each_codec(t, pv_case);
+    each_type(t, pv_case);
 }
 
 /* -- bench: 128 tokens of head dim 128 */
@@ -164,22 +139,18 @@ void kc_check_pv_direct(kc *t)
 static void bench_direct(kc_bench *b, kc_call call)
 {
     static const size_t row_counts[] = {1, 3, 4, 8};
-    for (size_t i = 0; i < KVS_COUNT(all_bits) * KVS_COUNT(row_counts); i++) {
+    for (size_t i = 0; i < KVS_COUNT(all_dtypes) * KVS_COUNT(row_counts); i++) {
         kc_arg a = {.rows = row_counts[i % KVS_COUNT(row_counts)], .tiles = 8, .n = 128};
-        a.bits = all_bits[i / KVS_COUNT(row_counts)];
         a.dim = 128;
-        a.group = 64;
-        a.dtype = a.bits ? KVS_F16 : KVS_BF16;
+        a.dtype = all_dtypes[i / KVS_COUNT(row_counts)];
         a.ld0 = 128;
         a.ld1 = 128;
         size_t n = a.n * a.dim;
         void *p[] = {kc_bench_buffer(0, n * 4), kc_bench_buffer(1, n * 4),
-                     kc_bench_buffer(2, n * 4), kc_bench_buffer(3, n * 4),
-                     kc_bench_buffer(3, n * 4)};
+                     kc_bench_buffer(2, n * 4)};
         char what[48];
-        (void)snprintf(what, sizeof what, "%u/%s rows %zu", a.bits, kc_dtype_name(a.dtype), a.rows);
-        double stored = (double)(a.n * (data_bytes(&a) + 2 * scale_bytes(&a)));
-        kc_bench_run(b, what, call, p, &a, (double)n, stored);
+        (void)snprintf(what, sizeof what, "%s rows %zu", kc_dtype_name(a.dtype), a.rows);
+        kc_bench_run(b, what, call, p, &a, (double)n, (double)(a.n * data_bytes(&a)));
     }
 }
 

@@ -184,10 +184,11 @@ class Pair:
         dense = isinstance(fetched[0], mx.array)
         if dense:
             k, v = fetched
-            mine = [np.array(x) for x in fetched]
+            mine, codes = [np.array(x) for x in fetched], None
         else:
             k, v = (mx.dequantize(*x, *reversed(self.form)) for x in fetched)
             mine = [self.decoded(x) for x in fetched]
+            codes = [[np.array(p).astype(np.float64) for p in x[1:]] for x in fetched]
         exact = [np.array(x).astype(np.float64) for x in (k, v)]
         mine = [x.astype(np.float64) for x in mine]
         if not all(np.abs(x).max() <= 1e4 for x in (*exact, *mine)):
@@ -207,17 +208,20 @@ class Pair:
         see = (key <= query) & ((self.window == 0) | (key > query - self.window))
         for b, cache in enumerate(self.ours):
             got = cache.attend(np.ascontiguousarray(q[b]), kvs.F32, float(scale))
-            for who, z, kv, rule in (
-                ("ours", got, mine, bound.ours),
-                ("mlx", y[b], exact, bound.mlx),
+            own = [bound.Codes(*(p[b] for p in x)) for x in codes] if codes else (None, None)
+            for who, z, kv, rule, as_codes in (
+                ("ours", got, mine, bound.ours, own),
+                ("mlx", y[b], exact, bound.mlx, (None, None)),
             ):
                 parts = bound.reference(
-                    q[b].astype(np.float64), kv[0][b], kv[1][b], float(scale), see
-                )
-                worst, rms = bound.judge(z, parts, *rule(len(order)), self.dims[0])
-                check(worst <= 1 and rms <= 1, f"attention, {who}: worst {worst} rms {rms}")
+                    q[b].astype(np.float64), kv[0][b], kv[1][b], float(scale), see,
+                    codes=as_codes, positions=np.array(order),
+                )  # fmt: skip
+                worst, rms = bound.judge(z, parts, *rule(len(order), as_codes[0] is not None))
+                most = bound.limit(q[b].shape[0] * n, as_codes[0] is not None)
+                check(worst <= 1 and rms <= most, f"attention, {who}: worst {worst} rms {rms}")
                 self.totals[f"worst {who}"] = max(self.totals[f"worst {who}"], worst)
-                self.totals[f"rms {who}"] = max(self.totals[f"rms {who}"], rms)
+                self.totals[f"squares {who}"] += rms**2 * got.size
             self.totals["outputs"] += got.size
 
     def decoded(self, triple):
@@ -352,7 +356,7 @@ def run(library, rng, caches, steps):
         "worst ours",
         "worst mlx",
     ]
-    keys += ["rms ours", "rms mlx", "refused by both", "refused by the oracle alone"]
+    keys += ["squares ours", "squares mlx", "refused by both", "refused by the oracle alone"]
     totals = dict.fromkeys(keys, 0)
     ctx = kvs.Context(library)
     good = True
@@ -366,8 +370,12 @@ def run(library, rng, caches, steps):
             good = False
         pair.close()
     ctx.close()
+    for who in ("ours", "mlx"):  # of all outputs together
+        squares = totals.pop(f"squares {who}")
+        totals[f"rms {who}"] = (squares / max(totals["outputs"], 1)) ** 0.5
+        good = good and totals[f"rms {who}"] <= 1
     shown = ", ".join(
         f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in totals.items()
     )
     print(f"caches: {caches} of {steps} operations: {shown}")
-    return good and all(totals[k] > 0 for k in keys if "refused" not in k)
+    return good and all(n > 0 for k, n in totals.items() if "refused" not in k)

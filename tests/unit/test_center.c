@@ -18,6 +18,7 @@
 #define RIG_PAGED
 #include "kern/math.h"
 #include "support/cache_rig.h"
+#include "support/coded.h"
 
 #define HEADS 2
 #define REP   2
@@ -38,7 +39,10 @@ typedef struct ref {
     float in[MOST][ROW];
     float v_in[MOST][HEADS * V_DIM];
     float rest[MOST][HEADS][DIM]; /* what is stored of a key, decoded */
-    float v[MOST][HEADS][V_DIM];  /* in the domain that they are stored in */
+    float k_codes[MOST][HEADS][DIM];
+    float k_units[MOST][HEADS][2 * CODED_GROUPS];
+    float v[MOST][HEADS][V_DIM]; /* dense, in the domain that they are stored in, or codes */
+    float v_units[MOST][HEADS][2 * CODED_GROUPS];
     float center[MOST / GROUP + 1][HEADS][DIM];
     uint32_t words[MOST][HEADS][DIM];
     uint32_t scales[MOST][HEADS][4];
@@ -112,6 +116,8 @@ static void store(ref *r, int64_t p, int h)
                               r->scales[p][h], r->biases[p][h], NULL));
     rig_must(kvs_codec_decode_f32(r->ctx, &r->spec.k, DIM, 1, r->words[p][h], r->scales[p][h],
                                   r->biases[p][h], r->rest[p][h], NULL));
+    coded_unpack(&r->spec.k, DIM, r->words[p][h], r->scales[p][h], r->biases[p][h],
+                 r->k_codes[p][h], r->k_units[p][h]);
     uint32_t w[V_DIM];
     uint32_t s[4];
     uint32_t b[4];
@@ -123,8 +129,11 @@ static void store(ref *r, int64_t p, int h)
     bool codes = r->spec.v.bits > 0;
     rig_must(kvs_codec_encode(r->ctx, &r->spec.v, V_DIM, 1, y, KVS_F32, w, codes ? s : NULL,
                               codes ? b : NULL, NULL));
-    rig_must(kvs_codec_decode_f32(r->ctx, &r->spec.v, V_DIM, 1, w, codes ? s : NULL,
-                                  codes ? b : NULL, r->v[p][h], NULL));
+    if (codes) {
+        coded_unpack(&r->spec.v, V_DIM, w, s, b, r->v[p][h], r->v_units[p][h]);
+        return;
+    }
+    rig_must(kvs_codec_decode_f32(r->ctx, &r->spec.v, V_DIM, 1, w, NULL, NULL, r->v[p][h], NULL));
 }
 
 /* Keys with a large mean that moves. */
@@ -190,10 +199,9 @@ static void ref_attend(const ref *r, const float *query, int64_t pos, int h, flo
         bool any = false;
         for (int64_t p = c; p < c + 256 && p <= pos; p++) {
             const int64_t w = (int64_t)r->spec.window;
-            float dot = 0.0f;
+            float dot = coded_score(DIM, r->spec.k.group, q, r->k_codes[p][h], r->k_units[p][h]);
             float add = 0.0f;
             for (int d = 0; d < DIM; d++) {
-                dot = fmaf(q[d], r->rest[p][h][d], dot);
                 add = fmaf(q[d], r->center[p / GROUP][h][d], add);
             }
             s[p - c] = dot + add;
@@ -201,14 +209,21 @@ static void ref_attend(const ref *r, const float *query, int64_t pos, int h, flo
             any = any || seen[p - c];
             m2 = seen[p - c] && s[p - c] > m2 ? s[p - c] : m2;
         }
+        const float *codes[256] = {NULL};
+        const float *units[256] = {NULL};
         for (int i = 0; i < 256; i++) {
             if (seen[i]) {
-                float e = kvs__exp(s[i] - m2);
-                lane[i % 16] += e;
-                for (int d = 0; d < V_DIM; d++) {
-                    acc[d] = fmaf(e, r->v[c + i][h][d], acc[d]);
-                }
+                s[i] = kvs__exp(s[i] - m2);
+                lane[i % 16] += s[i];
+                codes[i] = r->v[c + i][h];
+                units[i] = r->v_units[c + i][h];
             }
+            for (int d = 0; seen[i] && r->spec.v.bits == 0 && d < V_DIM; d++) {
+                acc[d] = fmaf(s[i], r->v[c + i][h][d], acc[d]);
+            }
+        }
+        if (r->spec.v.bits > 0) {
+            coded_values(V_DIM, r->spec.v.group, s, codes, units, acc);
         }
         for (int step = 8; step > 0; step /= 2) {
             for (int i = 0; i < step; i++) {

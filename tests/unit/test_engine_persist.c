@@ -221,7 +221,7 @@ static void test_far_back(void **state)
     for (int small = 0; small < 2; small++) {
         o.note_bytes = small ? 400000 : 0;
         rig_open(&r, &k, NULL, &o);
-        for (size_t at = 8000; at > 300; at -= 377) {
+        for (size_t at = 8000; at > 300; at -= 1109) {
             assert_int_equal(kvs_session_sync(r.s, t, 8100, NULL, NULL), KVS_OK);
             kvs_reuse u = reuse_of(r.s);
             assert_true(!small || u.notes_bytes <= 400000);
