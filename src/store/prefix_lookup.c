@@ -4,7 +4,8 @@
  * Down the tree, for each slot, `run` is the first block of those kept without a gap up to here. A
  * slot that sees all must have run 0; one with a window the blocks of the window's newest tokens, and
  * the sinks. So whether a block can be the last one is decided in O(slots), and a lookup is O(prompt
- * in blocks x slots). */
+ * in blocks x slots). Of the siblings that agree with the prompt in part those are tried that agree
+ * in most, up to KVS__FURTHER on each side of the two nearest. */
 #include <string.h>
 
 #include "store/prefix_priv.h"
@@ -153,6 +154,29 @@ static void consider_leaves(walk *w, const kvs__node *parent, uint32_t block, co
     }
 }
 
+/* Where neither of the two siblings beside the prompt can be resumed from as far as they agree, one
+ * further off may: it agrees in no more tokens, but may have a block of a window, or of the format
+ * before a conversion, that they lack. A few are looked at. */
+static void consider_more(walk *w, kvs__node *const near[2], uint32_t block, const int32_t *ids,
+                          uint32_t n, uint32_t *saved)
+{
+    uint64_t begin = (uint64_t)block * w->ix->block;
+    for (int side = 0; side < 2; side++) {
+        kvs__node *at = near[side];
+        for (uint32_t i = 0; i < KVS__FURTHER && at && w->best < w->known; i++) {
+            uint32_t same = 0;
+            at = kvs__node_beside(at, side);
+            if (at) {
+                (void)kvs__ids_compare(at->ids, at->n_tokens, ids, n, &same);
+            }
+            if (same == 0 || begin + same <= w->best) {
+                break;
+            }
+            consider_part(w, at, block, same, saved);
+        }
+    }
+}
+
 static kvs_status reserve_path(kvs_prefix *ix, size_t n, kvs_err *err)
 {
     if (n <= ix->cap_path) {
@@ -191,23 +215,26 @@ static uint32_t descend(walk *w, kvs__node *root, const kvs_prefix_key *key, uin
             return block;
         }
         kvs__node_near(at, key->ids + done, n, near, same);
+        uint32_t side = same[1] > same[0] ? 1 : 0;
+        bool whole = near[side] && near[side]->n_tokens == ix->block && same[side] == ix->block;
         if (at->n_children > 1) {
             consider_leaves(w, at, block, key->ids + done, n, saved);
         }
-        uint32_t side = same[1] > same[0] ? 1 : 0;
-        if (near[side] && near[side]->n_tokens == ix->block && same[side] == ix->block) {
-            at = near[side];
-            step(w, at, block);
-            consider(w, at, block, ix->block);
-            ix->path[block] = at;
-            continue;
-        }
         for (int i = 0; i < 2; i++) {
-            if (near[i]) {
+            if (near[i] && (!whole || at->n_children > 1)) {
                 consider_part(w, near[i], block, same[i], saved);
             }
         }
-        return block;
+        if (at->n_children > 1) {
+            consider_more(w, near, block, key->ids + done, n, saved);
+        }
+        if (!whole) {
+            return block;
+        }
+        at = near[side];
+        step(w, at, block);
+        consider(w, at, block, ix->block);
+        ix->path[block] = at;
     }
 }
 

@@ -27,6 +27,9 @@
 #include "store/prefix_part.h"
 #include "store/prefix_wait.h"
 
+/* Siblings on each side that a lookup may try beside the two nearest to the prompt. */
+#define KVS__FURTHER 8u
+
 typedef struct kvs__part {
     uint32_t n_layers;
     uint32_t first; /* its slots: [first, end) */
@@ -131,6 +134,8 @@ int kvs__ids_compare(const int32_t *a, uint32_t na, const int32_t *b, uint32_t n
 /* The two siblings beside n ids (that order before or equal, and after); NULL: none. */
 void kvs__node_near(const kvs__node *parent, const int32_t *ids, uint32_t n, kvs__node *near[2],
                     uint32_t lcp[2]);
+/* The sibling that orders next before (side 0) or after (1) a node; NULL: none. */
+kvs__node *kvs__node_beside(const kvs__node *node, int side);
 /* The child that holds these tokens, whole or as its beginning; NULL: none. */
 kvs__node *kvs__node_child_with(const kvs__node *parent, const int32_t *ids, uint32_t n);
 void kvs__node_link(kvs_prefix *ix, kvs__node *parent, kvs__node *node);

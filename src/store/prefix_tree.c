@@ -35,10 +35,12 @@ void kvs__node_near(const kvs__node *parent, const int32_t *ids, uint32_t n, kvs
         int side = order <= 0 ? 0 : 1;
         near[side] = at;
         lcp[side] = same;
-        if (order == 0) {
-            return;
+        at = order <= 0 ? at->right : at->left;
+        while (order == 0 && at) { /* what comes after the equal one */
+            near[1] = at;
+            (void)kvs__ids_compare(at->ids, at->n_tokens, ids, n, &lcp[1]);
+            at = at->left;
         }
-        at = order < 0 ? at->right : at->left;
     }
 }
 
@@ -55,13 +57,26 @@ kvs__node *kvs__node_child_with(const kvs__node *parent, const int32_t *ids, uin
     return NULL;
 }
 
-/* -- the treap */
-
 static int order_of(const kvs__node *a, const kvs__node *b)
 {
     uint32_t same = 0;
     return kvs__ids_compare(a->ids, a->n_tokens, b->ids, b->n_tokens, &same);
 }
+
+kvs__node *kvs__node_beside(const kvs__node *node, int side)
+{
+    kvs__node *found = NULL;
+    kvs__node *at = node->parent->child;
+    while (at) {
+        int order = order_of(at, node);
+        bool beyond = side ? order > 0 : order < 0;
+        found = beyond ? at : found;
+        at = beyond == (side != 0) ? at->left : at->right;
+    }
+    return found;
+}
+
+/* -- the treap */
 
 /* Divides a tree into what orders before and after a node that is not in it. */
 static void split(kvs__node *tree, const kvs__node *by, kvs__node **less, kvs__node **more)
@@ -283,25 +298,12 @@ static kvs__node *first_leaf(kvs__node *node)
     return node;
 }
 
-/* The sibling that orders after it. */
-static kvs__node *successor(const kvs__node *node)
-{
-    kvs__node *found = NULL;
-    kvs__node *at = node->parent->child;
-    while (at) {
-        bool later = order_of(at, node) > 0;
-        found = later ? at : found;
-        at = later ? at->left : at->right;
-    }
-    return found;
-}
-
 void kvs__node_drop_tree(kvs_prefix *ix, kvs__node *top)
 {
     top->holds++; /* a root must not go while it is emptied */
     for (kvs__node *at = first_leaf(top); at != top;) {
         kvs__node *parent = at->parent;
-        kvs__node *next = successor(at);
+        kvs__node *next = kvs__node_beside(at, 1);
         if (at->n_children == 0 && at->holds == 0) {
             kvs__node_drop(ix, at, KVS_RETAIN_FORGOTTEN);
         }

@@ -136,27 +136,34 @@ static void whole(copier *c, uint32_t layer)
     add(c, (piece){layer, PINNED, 0, 0, s->len, bytes});
 }
 
+/* A layer that drops old tokens: what was noted. Sinks of a cache that began with them and a window, and
+ * nothing between, may share a block of the notes with the window, which is what was noted then. */
+static void slid(copier *c, uint32_t layer)
+{
+    const kvs__history *h = c->h;
+    const kvs__hlayer *hl = &h->layer[layer];
+    const kvs__store *s = store_of(hl);
+    int64_t from = !h->over && hl->n_blk > 0 ? hl->blk[0].lo : s->lo;
+    range(c, layer, 0, (int64_t)s->sinks < from ? (int64_t)s->sinks : from);
+    if (h->over) {
+        range(c, layer, s->lo, s->len);
+        return;
+    }
+    for (uint32_t k = 0; k < hl->n_blk; k++) {
+        add(c, (piece){layer, NOTE, k, hl->blk[k].lo, hl->blk[k].hi, 0});
+    }
+}
+
 static void walk(copier *c)
 {
     for (uint32_t i = 0; i < c->h->n_layers; i++) {
         const kvs__hlayer *hl = &c->h->layer[i];
         if (hl->rec) {
             walk_rec(c, i);
-        }
-        if (!hl->l) {
-            continue;
-        }
-        const kvs__store *s = store_of(hl);
-        if (!hl->slides) {
+        } else if (hl->l && hl->slides) {
+            slid(c, i);
+        } else if (hl->l) {
             whole(c, i);
-        } else if (c->h->over) {
-            int64_t sinks = (int64_t)s->sinks < s->lo ? (int64_t)s->sinks : s->lo;
-            range(c, i, 0, sinks);
-            range(c, i, s->lo, s->len);
-        } else {
-            for (uint32_t k = 0; k < hl->n_blk; k++) {
-                add(c, (piece){i, NOTE, k, hl->blk[k].lo, hl->blk[k].hi, 0});
-            }
         }
     }
 }

@@ -84,8 +84,14 @@ static bool fits(const kvs__snap *s, const kvs__history *h, const kvs__snap_run 
     if (hl->rec) {
         return r->form == KVS__FORM_RECURRENT && r->hi > last;
     }
-    bool dense = hl->l && hl->l->spec.dense_until > 0 && s->len <= hl->l->spec.dense_until;
-    return hl->l && r->form == (dense ? KVS__FORM_DENSE : KVS__FORM_CODECS) && r->lo >= last;
+    if (!hl->l || r->lo < last) {
+        return false;
+    }
+    uint64_t until = hl->l->spec.dense_until;
+    bool both = until > 0 && s->len == until; /* dense, or converted and gone back there */
+    bool dense = until > 0 && s->len <= until;
+    return r->form == (dense ? KVS__FORM_DENSE : KVS__FORM_CODECS) ||
+           (both && r->form == KVS__FORM_CODECS);
 }
 
 /* Appends the blocks of one run; the list has room. */
@@ -216,7 +222,8 @@ static kvs__hblock *layer_blocks(const kvs__snap *s, uint32_t i)
 static int64_t layer_reach(const kvs__layer *l, bool slides, const kvs__snap_layer *sl,
                            const kvs__hblock *b, int64_t c)
 {
-    int64_t least = sl->dense ? 0 : (int64_t)l->spec.dense_until; /* above it codecs are read */
+    int64_t until = (int64_t)l->spec.dense_until; /* from there on codecs are read */
+    int64_t least = sl->dense || until == 0 ? 0 : until - 1;
     for (uint32_t k = sl->n;; k--) {
         if (c > least && kvs__hist_serves(&l->spec, slides, b, sl->n, c)) {
             return c;

@@ -31,7 +31,7 @@ static void remember(world *w, const text *t, uint32_t n, uint32_t ns, bool snap
 }
 
 /* Is there a longer text that begins with this one? Then its last block may lie in the other's alone, and
- * of many that begin alike a lookup sees two, which may lack a window. */
+ * of many that begin alike a lookup sees the nearest, which may lack a window. */
 static bool goes_on(const world *w, const published *k)
 {
     for (uint32_t i = 0; i < w->n_known; i++) {
@@ -104,8 +104,79 @@ static int check(world *w)
     return 0;
 }
 
-static kvs_status do_publish(world *w, kvs_cache *c, const text *t, uint32_t n, uint32_t ns,
-                             bool midway)
+/* -- more entries, never fewer tokens */
+
+#define ASKED 6u
+
+typedef struct question {
+    text t;
+    uint32_t ns;
+    size_t found;
+} question;
+
+static size_t ask(world *w, const question *q)
+{
+    kvs_prefix_hit hit = KVS_PREFIX_HIT_INIT;
+    kvs_lease *lease = NULL;
+    kvs_prefix_key key = key_of(&q->t, q->t.n, q->ns);
+    (void)kvs_prefix_lookup(w->ix, &key, 0, &lease, &hit, NULL);
+    kvs_prefix_release(lease);
+    return hit.n_tokens;
+}
+
+/* Beginnings of what is published, some of which go on otherwise. Returns how many; 0 where memory may
+ * fail or room be made for a lookup. */
+static uint32_t ask_all(world *w, question *q)
+{
+    uint64_t r = rig_mix(w->left * 64 + w->n_known);
+    if (w->mem.fail_at >= 0 || w->ix->o.max_bytes > 0 || w->n_known == 0) {
+        return 0;
+    }
+    for (uint32_t i = 0; i < ASKED; i++) {
+        r = rig_mix(r);
+        const published *k = &w->known[r % w->n_known];
+        q[i].t = k->t;
+        q[i].ns = k->ns;
+        q[i].t.n = i % 2 ? k->t.n : 1 + (uint32_t)((r >> 20) % k->t.n);
+        if (q[i].t.n < MAX_IDS && r >> 40 & 1) {
+            q[i].t.ids[q[i].t.n++] = 7; /* no text has it */
+        }
+        q[i].found = ask(w, &q[i]);
+    }
+    return ASKED;
+}
+
+/* Has a node more children than a lookup is sure to see? */
+static bool crowded(const kvs__node *at)
+{
+    return at && (at->n_children > KVS__FURTHER + 1 || crowded(at->left) || crowded(at->right) ||
+                  crowded(at->child));
+}
+
+static int ask_again(world *w, const question *q, uint32_t n)
+{
+    bool crowd = false;
+    for (uint32_t i = 0; i < w->ix->n_roots; i++) {
+        crowd = crowd || crowded(w->ix->root[i]);
+    }
+    for (uint32_t i = 0; i < n && !crowd; i++) {
+        size_t found = ask(w, &q[i]);
+        if (found < q[i].found) {
+            return prefixops_differs("an entry more, and fewer tokens found", found, q[i].found);
+        }
+    }
+    return 0;
+}
+
+static uint64_t gone(const world *w)
+{
+    kvs_prefix_stats st = KVS_PREFIX_STATS_INIT;
+    (void)kvs_prefix_get_stats(w->ix, &st);
+    return st.evicted + st.evicted_windows;
+}
+
+static kvs_status add_entry(world *w, kvs_cache *c, const text *t, uint32_t n, uint32_t ns,
+                            bool midway)
 {
     kvs_prefix_publish_opts o = KVS_PREFIX_PUBLISH_OPTS_INIT;
     uint64_t snap = prefixops_seed_of(t, n);
@@ -135,6 +206,16 @@ static kvs_status do_publish(world *w, kvs_cache *c, const text *t, uint32_t n, 
     }
     w->bounded = w->bounded || st != KVS_OK;
     return st == KVS_NO || st == KVS_E_NOMEM || st == KVS_E_LIMIT ? KVS_OK : st;
+}
+
+static kvs_status do_publish(world *w, kvs_cache *c, const text *t, uint32_t n, uint32_t ns,
+                             bool midway)
+{
+    question q[ASKED];
+    uint64_t before = gone(w);
+    uint32_t n_asked = ask_all(w, q);
+    kvs_status st = add_entry(w, c, t, n, ns, midway);
+    return st == KVS_OK && gone(w) == before && ask_again(w, q, n_asked) ? KVS_E_INTERNAL : st;
 }
 
 /* Looks a text up, proves what was found, computes the rest and publishes on the way. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* test_known.c: saves of a cache that use what earlier saves learned (store/known.h).
  *
- * Random programs grow a cache, take it back, clear it, restore it, save it, remove entries, and put
- * what was taken earlier: whatever happened, an entry says what its parts say, byte for byte, and what
+ * Random programs grow a cache, also by drafts that are rejected, take it back, clear it, fork it, restore
+ * it, lend it blocks of an index, save it, remove entries, and put what was taken earlier: whatever happened, an entry says what its parts say, byte for byte, and what
  * was taken does not change. A save of an unchanged cache hashes what is no whole block alone. Then
  * single cases: a block that is found bad in the middle of a save, files that vanish. */
 #include <setjmp.h>
@@ -15,6 +15,8 @@
 
 #include <cmocka.h>
 
+#include "kvstate/prefix.h"
+#include "kvstate/txn.h"
 #include "store/history_priv.h"
 #define RIG_PAGED
 #include "support/cache_rig.h"
@@ -34,19 +36,20 @@ typedef struct config {
     uint32_t block; /* paged */
     uint32_t n_layers;
     size_t note_bytes;
+    uint32_t undo; /* drafts that recurrent layers take back */
 } config;
 
 static const config configs[] = {
-    {"full, recurrent", "f16", 0, 0, 0, HYBRID_LAYERS, 1 << 20},
-    {"centred", "c4:32/f32", 0, 0, 0, 2, 1 << 20},
-    {"window, recurrent", "q4:32", 70, 0, 0, HYBRID_LAYERS, 1 << 20},
-    {"window, few notes", "f16", 300, 0, 0, HYBRID_LAYERS, 200000},
-    {"converted", "q4:32", 0, 600, 0, HYBRID_LAYERS, 1 << 20},
-    {"window, converted", "q8:32", 200, 600, 0, 2, 1 << 20},
-    {"converted, of one size", "f16", 0, 600, 0, 2, 1 << 20},
-    {"paged", "q4:32", 0, 0, 16, 2, 1 << 20},
-    {"window, paged", "f16", 70, 0, 64, 2, 1 << 20},
-    {"no room for rows", "f16", 0, 0, 0, HYBRID_LAYERS, 3000},
+    {"full, recurrent", "f16", 0, 0, 0, HYBRID_LAYERS, 1 << 20, 0},
+    {"centred", "c4:32/f32", 0, 0, 0, 2, 1 << 20, 0},
+    {"window, recurrent", "q4:32", 70, 0, 0, HYBRID_LAYERS, 1 << 20, 6},
+    {"window, few notes", "f16", 300, 0, 0, HYBRID_LAYERS, 200000, 0},
+    {"converted", "q4:32", 0, 600, 0, HYBRID_LAYERS, 1 << 20, 6},
+    {"window, converted", "q8:32", 200, 600, 0, 2, 1 << 20, 0},
+    {"converted, of one size", "f16", 0, 600, 0, 2, 1 << 20, 0},
+    {"paged", "q4:32", 0, 0, 16, 2, 1 << 20, 0},
+    {"window, paged", "f16", 70, 0, 64, 2, 1 << 20, 0},
+    {"no room for rows", "f16", 0, 0, 0, HYBRID_LAYERS, 3000, 0},
 };
 
 /* What was taken from a cache and not put yet, with a copy of its bytes. */
@@ -63,7 +66,13 @@ typedef struct world {
     uint64_t seed;
     fail_alloc heap;
     kvs_ctx *ctx;
+    kvs_pages *pages; /* NULL: not paged */
+    kvs_rows *rows;   /* of c alone */
     kvs_cache *c;
+    kvs_cache *fork; /* or NULL */
+    kvs_prefix *ix;  /* paged: has one text of n_lent tokens, whose ids are all `lent` */
+    size_t n_lent;
+    int32_t lent;
     kvs__history *h;
     memfs *m;
     kvs_store *s;
@@ -78,20 +87,16 @@ static uint64_t draw(world *w, uint64_t n)
     return (memfs_rand(&w->seed) >> 11) % n;
 }
 
-static kvs_cache *make_cache(kvs_ctx *ctx, const config *g)
+static kvs_cache *make_cache(const world *w)
 {
+    const config *g = w->cfg;
     kvs_layer_spec l[HYBRID_LAYERS];
     kvs_recurrent_spec r[2];
-    hybrid_specs(l, r, g->k, g->window, 0);
+    hybrid_specs(l, r, g->k, g->window, g->undo);
     l[1].dense_until = g->dense_until;
     l[1].dense_dtype = g->dense_until ? KVS_BF16 : l[1].dense_dtype;
-    if (g->block == 0) {
-        return rig_cache(ctx, l, g->n_layers, 0);
-    }
-    kvs_pages *pages = rig_pages(ctx, g->block, 0);
-    kvs_cache *c = rig_paged_cache(ctx, l, g->n_layers, pages);
-    kvs_pages_free(pages);
-    return c;
+    return w->pages ? rig_paged_cache(w->ctx, l, g->n_layers, w->pages)
+                    : rig_cache(w->ctx, l, g->n_layers, 0);
 }
 
 static void world_make(world *w, const config *g, uint64_t seed)
@@ -107,7 +112,12 @@ static void world_make(world *w, const config *g, uint64_t seed)
     co.free = fail_alloc_give;
     co.alloc_user = &w->heap;
     rig_must(kvs_ctx_new(&co, &w->ctx, NULL));
-    w->c = make_cache(w->ctx, g);
+    w->pages = g->block ? rig_pages(w->ctx, g->block, 0) : NULL;
+    w->c = make_cache(w);
+    rig_must(kvs_rows_merge(w->ctx, &w->c, 1, &w->rows, NULL));
+    if (w->pages) {
+        rig_must(kvs_prefix_new(w->ctx, w->c, NULL, &w->ix, NULL));
+    }
     rig_must(kvs__history_new(w->ctx, w->c, g->note_bytes, &w->h, NULL));
     w->m = memfs_new();
     memfs_link(w->m, ".", memfs_new_inode(w->m, true, 0700));
@@ -122,25 +132,41 @@ static void world_free(world *w)
     kvs__history_free(w->h);
     kvs_store_close(w->s);
     memfs_free(w->m);
-    kvs_cache_free(w->c);
+    kvs_rows_free(w->rows);
+    kvs_cache_free(w->fork);
+    kvs_prefix_free(w->ix);
+    kvs_pages_free(w->pages);
     kvs_ctx_free(w->ctx);
     assert_int_equal(atomic_load(&w->heap.live), 0);
     assert_int_equal(atomic_load(&w->heap.wrong), 0);
 }
 
+static void append(const world *w, kvs_cache *c, uint64_t text)
+{
+    int64_t p = kvs_cache_length(c, 0);
+    for (uint32_t l = 0; l < w->cfg->n_layers; l++) {
+        if (l < 2) {
+            rig_must(rig_append(c, l, 1, text + 10 * l, NULL));
+        } else {
+            hybrid_advance(c, l, p, text);
+        }
+    }
+}
+
 static void grow(world *w, uint64_t n)
 {
     for (uint64_t i = 0; i < n; i++) {
-        int64_t p = kvs_cache_length(w->c, 0);
         kvs__history_note(w->h, 1);
-        for (uint32_t l = 0; l < w->cfg->n_layers; l++) {
-            if (l < 2) {
-                rig_must(rig_append(w->c, l, 1, w->text + 10 * l, NULL));
-            } else {
-                hybrid_advance(w->c, l, p, w->text);
-            }
-        }
+        append(w, w->c, w->text);
         kvs__history_note(w->h, 0);
+    }
+}
+
+static void take(kvs__history *h, kvs__saved *out)
+{
+    kvs_err err = KVS_ERR_INIT;
+    if (kvs__history_copy(h, 0, out, &err) != KVS_OK) {
+        fail_msg("%s", err.msg);
     }
 }
 
@@ -216,7 +242,7 @@ static uint64_t not_whole(const kvs__saved *s)
 /* The entry gives a cache that holds what this one does. */
 static void check_entry(const world *w, kvs_entry e)
 {
-    kvs_cache *c = make_cache(w->ctx, w->cfg);
+    kvs_cache *c = make_cache(w);
     kvs__history *h = NULL;
     uint64_t n = (uint64_t)kvs_cache_length(w->c, 0);
     uint64_t got = n;
@@ -259,7 +285,7 @@ static void op_save(world *w)
     }
     for (int again = 0; again < 2; again++) {
         kvs__saved s;
-        rig_must(kvs__history_copy(w->h, 0, &s, NULL));
+        take(w->h, &s);
         uint64_t before = hashed(w);
         kvs_entry e = put(w, &s);
         w->entries[draw(w, ENTRIES)] = e;
@@ -287,7 +313,7 @@ static void op_take(world *w)
         free(w->held.bytes);
         w->held = (taken){.is = false};
     } else if (kvs_cache_length(w->c, 0) > 0) {
-        rig_must(kvs__history_copy(w->h, 0, &w->held.saved, NULL));
+        take(w->h, &w->held.saved);
         w->held.bytes = bytes_of(&w->held.saved);
         w->held.is = true;
     }
@@ -330,7 +356,7 @@ static void op_restore(world *w)
     }
     if (draw(w, 2)) { /* it came from blocks that are there */
         kvs__saved s;
-        rig_must(kvs__history_copy(w->h, 0, &s, NULL));
+        take(w->h, &s);
         uint64_t before = hashed(w);
         (void)put(w, &s);
         uint64_t bound = not_whole(&s);
@@ -341,9 +367,103 @@ static void op_restore(world *w)
     }
 }
 
+/* Rounds of drafts about the end of a block, of which some are kept, or all taken back. */
+static void op_rounds(world *w)
+{
+    uint64_t len = (uint64_t)kvs_cache_length(w->c, 0);
+    uint64_t edge = len + 255 - (len + 255) % 256;
+    uint64_t stop = draw(w, 4);
+    if (edge > len + stop) {
+        grow(w, edge - len - stop);
+    }
+    for (int i = 0; i < 4; i++) {
+        kvs_txn_opts o = KVS_TXN_OPTS_INIT;
+        o.n_drafts = 1 + (uint32_t)draw(w, 5);
+        kvs_status can = kvs_txn_can_begin(w->rows, &o);
+        if (can != KVS_OK) {
+            assert_true(can == KVS_NO && w->cfg->n_layers > 2 && w->cfg->undo == 0);
+            return;
+        }
+        kvs__history_note(w->h, o.n_drafts + 1);
+        rig_must(kvs_txn_begin(w->rows, &o, NULL));
+        for (uint32_t k = 0; k <= o.n_drafts; k++) {
+            append(w, w->c, w->text);
+        }
+        w->text += 100; /* after what is kept another text comes */
+        rig_must(draw(w, 8) ? kvs_txn_resolve_all(w->rows, (uint32_t)draw(w, o.n_drafts + 1), NULL)
+                            : kvs_txn_abort(w->rows, NULL));
+        kvs__history_note(w->h, 0);
+        if (draw(w, 2)) {
+            op_save(w);
+        }
+    }
+}
+
+/* A fork shares what both have: each copies what it writes to. It has its own history. */
+static void op_fork(world *w)
+{
+    uint64_t len = (uint64_t)kvs_cache_length(w->c, 0);
+    if (!w->fork) {
+        if (len > 0) {
+            rig_must(kvs_cache_fork(w->c, KVS_ALL_TOKENS, &w->fork, NULL));
+        }
+        return;
+    }
+    kvs__history *h = NULL;
+    kvs__saved s;
+    rig_must(kvs__history_new(w->ctx, w->fork, w->cfg->note_bytes, &h, NULL));
+    kvs__history_note(h, 2);
+    for (int i = 0; i < 2; i++) {
+        take(h, &s);
+        (void)put(w, &s);
+        kvs__saved_free(&s);
+        append(w, w->fork, w->text + 1);
+    }
+    kvs__history_free(h);
+    kvs_cache_free(w->fork);
+    w->fork = NULL;
+}
+
+static void fill_ids(int32_t *ids, size_t n, int32_t id)
+{
+    for (size_t i = 0; i < n; i++) {
+        ids[i] = id;
+    }
+}
+
+/* Gives its blocks to an index, or is lent what that has. */
+static void op_lend(world *w)
+{
+    int32_t *ids = rig_alloc(((size_t)kvs_cache_length(w->c, 0) + w->n_lent + 1) * sizeof *ids);
+    kvs_prefix_key key = {NULL, "t", 1, ids, (size_t)kvs_cache_length(w->c, 0)};
+    if (w->n_lent > 0) {
+        kvs_prefix_hit hit = KVS_PREFIX_HIT_INIT;
+        kvs_lease *lease = NULL;
+        fill_ids(ids, w->n_lent + 1, w->lent);
+        key.n_ids = w->n_lent + 1;
+        if (kvs_prefix_lookup(w->ix, &key, 0, &lease, &hit, NULL) == KVS_OK) {
+            rig_must(kvs_cache_clear(w->c, NULL));
+            rig_must(kvs_prefix_attach(lease, w->c, NULL));
+            kvs__history_clear(w->h);
+            kvs__history_note(w->h, 2);
+            kvs_prefix_release(lease);
+        }
+        /* a block of a window that was restored in part is not given */
+        assert_true(hit.n_tokens == w->n_lent || w->cfg->window);
+        key.n_ids--;
+        rig_must(kvs_prefix_forget(w->ix, &key, NULL));
+        w->n_lent = 0;
+        w->text += 100;
+    } else if (w->ix && key.n_ids > 0) {
+        fill_ids(ids, key.n_ids, ++w->lent);
+        rig_must(kvs_prefix_publish(w->ix, &key, w->c, NULL, &w->n_lent, NULL));
+    }
+    free(ids);
+}
+
 static void step(world *w)
 {
-    switch (draw(w, 16)) {
+    switch (draw(w, 20)) {
     case 0:
     case 1:
     case 2:
@@ -384,6 +504,15 @@ static void step(world *w)
         }
         break;
     }
+    case 12:
+        op_rounds(w);
+        break;
+    case 13:
+        op_fork(w);
+        break;
+    case 14:
+        op_lend(w);
+        break;
     default:
         grow(w, 1 + draw(w, draw(w, 3) ? 40 : 500));
         break;
@@ -435,7 +564,7 @@ static void test_vanished(void **state)
         world_make(&w, &configs[2], 1);
         grow(&w, 1000);
         kvs__saved s;
-        rig_must(kvs__history_copy(w.h, 0, &s, NULL));
+        take(w.h, &s);
         kvs_entry e = put(&w, &s);
         uint64_t first = hashed(&w);
         if (how == 0) {
@@ -467,11 +596,76 @@ static void test_vanished(void **state)
     }
 }
 
+/* n tokens of a longer entry are restored, and go on as this cache did. */
+static void check_part(const world *w, kvs_entry e, uint64_t n)
+{
+    kvs_cache *c = make_cache(w);
+    kvs__history *h = NULL;
+    uint64_t len = (uint64_t)kvs_cache_length(w->c, 0);
+    uint64_t got = n;
+    rig_must(kvs__history_new(w->ctx, c, 0, &h, NULL));
+    rig_must(kvs_store_pin(w->s, e));
+    rig_must(kvs__history_restore(h, w->s, e, &got, NULL));
+    assert_int_equal(got, n);
+    while (got++ < len) {
+        append(w, c, w->text);
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        size_t nx = 0;
+        size_t ny = 0;
+        uint64_t count = w->cfg->window && i == 1 ? w->cfg->window - 1 : len;
+        void *x = rig_export(c, i, (int64_t)(len - count), count, &nx);
+        void *y = rig_export(w->c, i, (int64_t)(len - count), count, &ny);
+        assert_int_equal(nx, ny);
+        assert_memory_equal(x, y, nx);
+        free(x);
+        free(y);
+    }
+    kvs__history_free(h);
+    kvs_cache_free(c);
+}
+
+/* Converted, and gone back to dense_until: the codes are there, and are what is saved and restored, by an
+ * entry of that length as by a longer one. */
+static void test_converted_back(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < KVS_COUNT(configs); i++) {
+        world w;
+        const uint64_t n = configs[i].dense_until;
+        if (n == 0) {
+            continue;
+        }
+        world_make(&w, &configs[i], 1);
+        for (uint64_t more = 0; more < 3; more++) {
+            kvs__saved s;
+            grow(&w, n + more - (uint64_t)kvs_cache_length(w.c, 0));
+            take(w.h, &s);
+            kvs_entry e = put(&w, &s);
+            kvs__saved_free(&s);
+            if (more > 0 && configs[i].n_layers == 2) {
+                check_part(&w, e, n);
+            }
+            if (more == 0 ||
+                kvs__history_reach(w.h, n) != n) { /* recurrent layers may not go back */
+                continue;
+            }
+            rig_must(kvs__history_back(w.h, n, NULL));
+            assert_ptr_equal(kvs__layer_store(&w.c->layer[1]), &w.c->layer[1].main);
+            take(w.h, &s);
+            check_entry(&w, put(&w, &s));
+            kvs__saved_free(&s);
+        }
+        world_free(&w);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_programs),
         cmocka_unit_test(test_vanished),
+        cmocka_unit_test(test_converted_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

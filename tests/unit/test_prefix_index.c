@@ -123,6 +123,36 @@ static void sparse_windows_take_less(void **state)
     assert_true(bytes[1] < bytes[0] * 3 / 4);
 }
 
+/* Of texts that part within a block, the two beside the prompt are long ones that have let go of their
+ * windows there; a short one further off still has its own. */
+static void further_siblings(void **state)
+{
+    (void)state;
+    rig r;
+    kvs_prefix_hit hit = KVS_PREFIX_HIT_INIT;
+    const size_t at = 8; /* where they part */
+    open_rig(&r, 16, 20, 0, 1, NULL);
+    ids[at] = 9;
+    kvs_cache *c = new_cache(&r);
+    fill_to(&r, c, 12);
+    publish(&r, c, 12, NULL);
+    kvs_cache_free(c);
+    for (int32_t id = 1; id <= 7; id += 2) {
+        ids[at] = id;
+        c = new_cache(&r);
+        fill_to(&r, c, 100);
+        publish(&r, c, 100, NULL);
+        kvs_cache_free(c);
+        for (int32_t own = 0; own < 8; own++) { /* also where the block is one that is there */
+            ids[at] = own;
+            assert_int_equal(found(&r, 40, &hit), at);
+            assert_int_equal(hit.n_known, own % 2 && own <= id ? 39 : at);
+            assert_int_equal(hit.reason, own % 2 && own <= id ? KVS_PREFIX_WINDOW : KVS_PREFIX_ALL);
+        }
+    }
+    close_rig(&r);
+}
+
 static void misses_have_reasons(void **state)
 {
     (void)state;
@@ -735,25 +765,16 @@ static void ghosts_were_seen(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ghosts_were_seen),
-        cmocka_unit_test(every_boundary),
-        cmocka_unit_test(objects_beside_tokens),
-        cmocka_unit_test(window_boundaries),
-        cmocka_unit_test(back_to_the_middle),
-        cmocka_unit_test(sparse_windows_take_less),
-        cmocka_unit_test(misses_have_reasons),
-        cmocka_unit_test(names_are_framed),
-        cmocka_unit_test(errors),
-        cmocka_unit_test(sessions_are_kept),
-        cmocka_unit_test(earlier_entries_go),
-        cmocka_unit_test(shorter_windows_stay),
-        cmocka_unit_test(snapshots_are_replaced),
-        cmocka_unit_test(half_a_block_of_a_window),
-        cmocka_unit_test(budget),
-        cmocka_unit_test(bytes_are_the_allocators),
-        cmocka_unit_test(failing_allocations),
-        cmocka_unit_test(a_request_is_one_use),
-        cmocka_unit_test(windows_are_kept),
+        cmocka_unit_test(ghosts_were_seen),         cmocka_unit_test(every_boundary),
+        cmocka_unit_test(objects_beside_tokens),    cmocka_unit_test(window_boundaries),
+        cmocka_unit_test(back_to_the_middle),       cmocka_unit_test(sparse_windows_take_less),
+        cmocka_unit_test(further_siblings),         cmocka_unit_test(misses_have_reasons),
+        cmocka_unit_test(names_are_framed),         cmocka_unit_test(errors),
+        cmocka_unit_test(sessions_are_kept),        cmocka_unit_test(earlier_entries_go),
+        cmocka_unit_test(shorter_windows_stay),     cmocka_unit_test(snapshots_are_replaced),
+        cmocka_unit_test(half_a_block_of_a_window), cmocka_unit_test(budget),
+        cmocka_unit_test(bytes_are_the_allocators), cmocka_unit_test(failing_allocations),
+        cmocka_unit_test(a_request_is_one_use),     cmocka_unit_test(windows_are_kept),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
