@@ -327,15 +327,14 @@ typedef struct kvs_store_stats {
     uint64_t read_bytes;
     uint64_t read_failed;
     uint32_t read_only;
-    uint32_t gc_blocked; /* 1: a file could not be understood, so no block is reclaimed */
-    char reason[160];    /* of the newest failure, skip or quarantine; empty: none */
+    uint32_t gc_blocked;   /* 1: a file could not be understood, so no block is reclaimed */
+    char reason[160];      /* of the newest failure, skip or quarantine; empty: none */
     uint64_t hashed_bytes; /* of what was put; the rest of it was known to be there */
 } kvs_store_stats;
 #define KVS_STORE_STATS_INIT                                                                       \
     {                                                                                              \
         sizeof(kvs_store_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
-            0, 0, 0, 0, 0,                                                                         \
-        {0}, 0                                                                                     \
+            0, 0, 0, 0, 0, {0}, 0                                                                  \
     }
 KVS_API kvs_status kvs_store_get_stats(kvs_store *s, kvs_store_stats *out);
 
