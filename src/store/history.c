@@ -239,7 +239,7 @@ static void drop_block(kvs__history *h, kvs__hlayer *hl, uint32_t i)
     h->bytes -= note_bytes(hl);
     hl->n_blk--;
     memmove(hl->blk + i, hl->blk + i + 1, (hl->n_blk - i) * sizeof *hl->blk);
-    memmove(hl->lent + i, hl->lent + i + 1, (hl->n_blk - i) * sizeof(kvs__lent *));
+    memmove(hl->lent + i, hl->lent + i + 1, (hl->n_blk - i) * sizeof(void *));
 }
 
 static void drop_all(kvs__history *h, kvs__hlayer *hl)
@@ -315,7 +315,7 @@ kvs__hblock *kvs__hist_insert(kvs__history *h, kvs__hlayer *hl, int64_t base)
     }
     hl->blk = blk;
     kvs__lent **list =
-        kvs__grow(h->ctx, hl->lent, &hl->cap_lent, hl->n_blk, hl->n_blk + 1, sizeof *list);
+        kvs__grow(h->ctx, hl->lent, &hl->cap_lent, hl->n_blk, hl->n_blk + 1, sizeof(void *));
     if (!list) {
         return NULL;
     }
@@ -325,7 +325,7 @@ kvs__hblock *kvs__hist_insert(kvs__history *h, kvs__hlayer *hl, int64_t base)
         return NULL;
     }
     memmove(hl->blk + i + 1, hl->blk + i, (hl->n_blk - i) * sizeof *hl->blk);
-    memmove(hl->lent + i + 1, hl->lent + i, (hl->n_blk - i) * sizeof *list);
+    memmove(hl->lent + i + 1, hl->lent + i, (hl->n_blk - i) * sizeof(void *));
     hl->n_blk++;
     h->bytes += note_bytes(hl);
     hl->blk[i] = (kvs__hblock){base, base, base, (uint32_t)BLOCK, lent->data};
@@ -582,9 +582,9 @@ void kvs__history_free(kvs__history *h)
     kvs__hknown_drop(h, 0);
     for (uint32_t i = 0; i < h->n_layers; i++) {
         kvs__free(h->ctx, h->layer[i].blk, h->layer[i].cap * sizeof *h->layer[i].blk);
-        kvs__free(h->ctx, h->layer[i].lent, h->layer[i].cap_lent * sizeof(kvs__lent *));
+        kvs__free(h->ctx, h->layer[i].lent, h->layer[i].cap_lent * sizeof(void *));
     }
-    kvs__free(h->ctx, h->row, h->cap_rows * sizeof *h->row);
+    kvs__free(h->ctx, h->row, h->cap_rows * sizeof(void *));
     kvs__free(h->ctx, h->snap, h->cap_snaps * sizeof *h->snap);
     kvs__free(h->ctx, h->layer, h->n_layers * sizeof *h->layer);
     kvs__free(h->ctx, h, sizeof *h);

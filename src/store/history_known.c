@@ -14,7 +14,7 @@
 
 static size_t row_bytes(const kvs__history *h)
 {
-    return kvs__lent_bytes(0, h->n_whole) + sizeof *h->row;
+    return kvs__lent_bytes(0, h->n_whole) + sizeof(void *);
 }
 
 size_t kvs__hknown_bytes(const kvs__history *h)
@@ -54,7 +54,7 @@ static bool add_row(kvs__history *h)
         return false;
     }
     kvs__lent **row =
-        kvs__grow(h->ctx, h->row, &h->cap_rows, h->n_rows, (size_t)h->n_rows + 1, sizeof *row);
+        kvs__grow(h->ctx, h->row, &h->cap_rows, h->n_rows, (size_t)h->n_rows + 1, sizeof(void *));
     if (!row) {
         return false;
     }

@@ -190,15 +190,16 @@ static void hold_known(save *w)
     (void)pthread_mutex_lock(&s->lock);
     for (uint32_t i = 0; i < w->n; i++) {
         chunk *c = &w->chunks[i];
-        if (c->known && c->known->set) {
-            c->block = kvs__block_find(s, c->known->sha, c->bytes);
-            c->known->set = c->block != KVS__NONE;
+        kvs__known *k = c->known;
+        if (k && k->set) {
+            c->block = kvs__block_find(s, k->sha, c->bytes);
+            k->set = c->block != KVS__NONE;
         }
-        if (c->block == KVS__NONE) {
+        if (!k || !k->set) {
             w->todo[w->n_todo++] = i;
             continue;
         }
-        memcpy(c->sha, c->known->sha, sizeof c->sha);
+        memcpy(c->sha, k->sha, sizeof c->sha);
         kvs__block_ref(s, c->block);
         w->shared += c->bytes;
     }

@@ -430,9 +430,9 @@ static bool make_lists(const copier *c, size_t table, kvs__saved *out)
     out->cap_held = c->n_pieces + c->h->n_rows;
     out->data = kvs__calloc(ctx, 1, out->data_bytes);
     out->parts = kvs__calloc(ctx, out->n_parts, sizeof *out->parts);
-    out->known = kvs__calloc(ctx, out->n_chunks, sizeof *out->known);
+    out->known = kvs__calloc(ctx, out->n_chunks, sizeof(void *));
     out->blocks = kvs__calloc(ctx, out->cap_blocks, sizeof *out->blocks);
-    out->held = kvs__calloc(ctx, out->cap_held, sizeof(kvs__lent *));
+    out->held = kvs__calloc(ctx, out->cap_held, sizeof(void *));
     out->pins = c->n_pins ? kvs__calloc(ctx, c->n_pins, sizeof *out->pins) : NULL;
     out->apart = c->n_apart ? kvs__calloc(ctx, c->n_apart, sizeof *out->apart) : NULL;
     return out->data && out->parts && out->known && out->blocks && out->held &&
@@ -446,6 +446,9 @@ static kvs_status copy(copier *c, uint64_t len, uint64_t max_bytes, kvs__saved *
     size_t table = KVS__SNAP_HEADER + (size_t)c->n_runs * KVS__SNAP_RUN;
     if (st != KVS_OK) {
         return st;
+    }
+    if (KVS_NEVER(!c->runs)) {
+        return kvs__fail(err, KVS_E_INTERNAL, "store", "no runs were made");
     }
     out->bytes = c->bytes + table;
     out->len = len;
@@ -488,8 +491,8 @@ void kvs__saved_done(kvs__saved *s)
     for (size_t i = 0; i < s->n_held; i++) {
         kvs__lent_unref(s->ctx, s->held[i]);
     }
-    kvs__free(s->ctx, s->held, s->cap_held * sizeof(kvs__lent *));
-    kvs__free(s->ctx, s->known, s->n_chunks * sizeof *s->known);
+    kvs__free(s->ctx, s->held, s->cap_held * sizeof(void *));
+    kvs__free(s->ctx, s->known, s->n_chunks * sizeof(void *));
     kvs__free(s->ctx, s->blocks, s->cap_blocks * sizeof *s->blocks);
     kvs__free(s->ctx, s->apart, s->cap_apart * sizeof *s->apart);
     kvs__free(s->ctx, s->data, s->data_bytes);
