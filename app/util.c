@@ -150,6 +150,18 @@ int open_model(const settings *s, kvs_ctx *ctx, uint32_t flags, kvs_model **out)
     return fail(EXIT_INPUT, "%s: %s", s->model, err.msg);
 }
 
+/* A codec, not the layout of a plan or a list of layers: nothing is left of it beside both types. */
+static bool says_codec(const char *kv)
+{
+    static const char *const more[] = {"paged", "layers", "config"};
+    for (size_t i = 0; i < sizeof more / sizeof more[0]; i++) {
+        if (strncmp(kv, more[i], strlen(more[i])) == 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
 int make_plan(const settings *s, kvs_ctx *ctx, const kvs_model *model, const char *kv,
               kvs_plan **out)
 {
@@ -163,6 +175,10 @@ int make_plan(const settings *s, kvs_ctx *ctx, const kvs_model *model, const cha
         }
         (void)snprintf(bits, sizeof bits, "affine%u", s->kv_bits);
         o.kv = bits;
+    }
+    if (s->cache_k && s->cache_v && (s->kv_bits > 0 || (s->kv && says_codec(s->kv)))) {
+        return fail(EXIT_USAGE, "--%s has no effect beside --ctk and --ctv; leave one out",
+                    s->kv_bits > 0 ? "kv-bits" : "kv");
     }
     o.k = s->cache_k;
     o.v = s->cache_v;

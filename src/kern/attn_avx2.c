@@ -235,9 +235,9 @@ INLINE void in_order4(vi y[2])
     y[1] = _mm256_permute2x128_si256(lo, hi, 0x31);
 }
 
-#define PAIR_ROWS   4
-#define PAIR_DIRECT 8
-#define U_MAX       4
+#define PAIR_ROWS         4
+#define PAIR_DIRECT(bits) (kvs__pair_in_word(bits) ? 64 : 8)
+#define U_MAX             4
 #define PAIR_SHAPES(X)                                                                             \
     X(1, 2, 4)                                                                                     \
     X(2, 2, 2)                                                                                     \

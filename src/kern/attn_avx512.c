@@ -279,9 +279,10 @@ INLINE void in_order4(vi y[2])
     y[1] = _mm512_permutex2var_epi32(even, vi_add(low, vi_set(8)), y[1]);
 }
 
-#define PAIR_ROWS   8
-#define PAIR_DIRECT 8
-#define U_MAX       2
+/* Unpacking again costs less than a store and a load. */
+#define PAIR_ROWS         8
+#define PAIR_DIRECT(bits) 64
+#define U_MAX             2
 #define PAIR_SHAPES(X)                                                                             \
     X(1, 4, 2)                                                                                     \
     X(2, 4, 2)                                                                                     \

@@ -219,9 +219,9 @@ INLINE void in_order4(vi y[2])
     y[1] = vzip2q_u32(even, y[1]);
 }
 
-#define PAIR_ROWS   4
-#define PAIR_DIRECT 8
-#define U_MAX       4
+#define PAIR_ROWS         4
+#define PAIR_DIRECT(bits) 8
+#define U_MAX             4
 #define PAIR_SHAPES(X)                                                                             \
     X(1, 2, 4)                                                                                     \
     X(2, 1, 4)                                                                                     \

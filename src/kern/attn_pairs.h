@@ -7,7 +7,7 @@
  *   v_unit8, v_unit4: two vectors of pairs of two rows' codes, UNIT elements, and in_order4, which puts
  *   two vectors of sums of the latter in order; without them (V_UNITS) codes are unpacked one by one;
  *   PAIR_ROWS, the most rows that are multiplied while codes are unpacked, PAIR_SHAPES: X(rows, tiles,
- *   units), as DIRECT_SHAPES, and PAIR_DIRECT, the rows from which on codes go to scratch first.
+ *   units), as DIRECT_SHAPES, and PAIR_DIRECT(bits), the most rows for which no code goes to scratch.
  *
  * Few rows: codes are unpacked in registers, each pair multiplied at once. Many: to scratch first. */
 #ifndef KVS_KERN_ATTN_PAIRS_H
@@ -625,7 +625,7 @@ static void qk_codes(float *s, size_t lds, const uint32_t *q, const float *param
 {
     const size_t n_groups = shape->dim / shape->group;
     code_scores job = {s, lds, q, params, shape, tiles, n_tiles};
-    const bool few = rows <= PAIR_DIRECT;
+    const bool few = rows <= PAIR_DIRECT(shape->bits);
     const size_t most = few ? PAIR_ROWS : MOST_ROWS;
     for (size_t n_blocks = (rows + most - 1) / most; n_blocks > 0; n_blocks--) {
         size_t take = (rows + n_blocks - 1) / n_blocks;
@@ -646,7 +646,7 @@ static void pv_codes(int32_t *acc, size_t lda, const int16_t *w, size_t ldw, siz
                      uint32_t *scratch)
 {
     code_values job = {acc, lda, w, ldw, ldg, shape, v, n};
-    if (rows > PAIR_DIRECT) {
+    if (rows > PAIR_DIRECT(shape->bits)) {
         values_of_many(&job, rows, shape->bits, scratch, unpack_rows_of[shape->bits]);
         return;
     }

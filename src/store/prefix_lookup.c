@@ -82,6 +82,20 @@ static bool usable(walk *w, uint64_t n)
     return true;
 }
 
+/* Where the block is one of sinks that was torn (store.h I8) and less of it may serve than agrees: so
+ * many tokens, all of them sinks; else 0. */
+static uint64_t before_hole(const walk *w, uint32_t block)
+{
+    uint64_t n = UINT64_MAX;
+    for (uint32_t s = w->part->first; s < w->part->end; s++) {
+        const kvs__slot *slot = &w->ix->slot[s];
+        if (w->hole[s] && block + 1 == slot->n_sink) {
+            n = least(n, slot->sinks);
+        }
+    }
+    return n == UINT64_MAX ? 0 : n;
+}
+
 static void take(walk *w, kvs__node *node, uint64_t n, kvs__snap *snap)
 {
     w->best = n;
@@ -100,12 +114,17 @@ static void consider(walk *w, kvs__node *node, uint32_t block, uint32_t same)
     uint64_t most = least(begin + same, w->limit);
     w->known = most > w->known ? most : w->known;
     if (!w->part->snapshots) {
-        if (most > w->best && usable(w, most)) {
+        uint64_t n = most;
+        if (n > w->best && !usable(w, n)) {
+            n = least(before_hole(w, block), n);
+            n = n > w->best && usable(w, n) ? n : 0;
+        }
+        if (n > w->best) {
             kvs__snap *snap = node->snaps;
-            while (snap && (snap->part != w->which || begin + snap->at != most)) {
+            while (snap && (snap->part != w->which || begin + snap->at != n)) {
                 snap = snap->next;
             }
-            take(w, node, most, snap);
+            take(w, node, n, snap);
         }
         return;
     }

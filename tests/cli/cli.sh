@@ -67,6 +67,10 @@ expect "plot that can't be written" 3 "no/such.svg can't be written: No such fil
 expect "system message without a format" 2 "which --raw and --chat-template none do without" \
     "$kvstate" run -m m.gguf --raw -p x --system y
 expect "plan twice" 2 "give one" run --kv f16 --kv-bits 4
+expect "plan and both types" 2 "kv has no effect" run --kv q8 --ctk q4 --ctv q4
+expect "bits and both types" 2 "kv-bits has no effect" run --kv-bits 8 --ctk q4 --ctv q4
+expect "plan and one type" 0 "" run --kv f16 --ctk bf16
+expect "layout and both types" 0 "" run --kv paged:f16 --ctk bf16 --ctv f32
 expect "effective plan" 0 "kv: layers 0-2: grow window 40 sinks 4, k bf16, v bf16" \
     "$kvstate" run -m m.gguf -p x -n 1 --kv bf16 --max-kv-size 44
 expect "ring" 0 "kv: layers 0-2: ring window 40, k f32" \

@@ -128,6 +128,9 @@ static void check_shape(const shape *s, uint32_t lo, uint32_t first_whole)
     }
     publish(&r, torn, N_TOKENS, NULL);
     check_hits(&r, whole, hits);
+    for (uint32_t n = s->sinks; n <= N_TOKENS; n++) { /* the sinks are there in any case */
+        assert_true(hits[n + 1] >= s->sinks);
+    }
     uint32_t seen = (N_TOKENS + 1 - s->window) / s->block * s->block; /* of whole blocks */
     if (seen < s->sinks || seen >= lo) {
         assert_int_equal(hits[N_TOKENS + 1], N_TOKENS);
