@@ -170,7 +170,7 @@ void kc_check_p_weights(kc *t)
             p[j] = x % 3 == 0 ? 0.0f : (float)(x >> 40) * 0x1p-24f;
             p[j] = x % 7 == 0 ? p[j] * 0x1p-120f : p[j];
             if (a.data >= KC_N_TAME && x % 61 == 0) {
-                memset(&p[j], 0x7f, sizeof p[j]);
+                memset(&p[j], 0xff, sizeof p[j]); /* a NaN */
             }
         }
         kc_fill_f32(&t->rng, a.data, kc_buffer(t, KC_INPUT, 4, a.n), a.n);
