@@ -166,7 +166,7 @@ static uint32_t seen_end(const kvs__work *w, uint32_t t)
     return t;
 }
 
-/* The next run from *t, a token of the chunk, on, at most `step` tokens or those of 16 KiB; false: none. */
+/* The next run from *t, a token of the chunk, on, of as many tokens as direct_step() allows; false: none. */
 static bool next_run(const kvs__job *j, const kvs__work *w, uint32_t head, int64_t c0, uint32_t *t,
                      bool ahead, v_run *run)
 {
